@@ -1,0 +1,70 @@
+# Needs Python 3.11 to 3.13 and make, nothing else: every target makes .venv and installs what it uses.
+
+PYTHON ?= python3
+# Tests mostly wait for sockets and for the SDK's own sleeps, so two workers pay off even on one core.
+WORKERS ?= 2
+# For example: make test PYTEST='-k lock'
+PYTEST ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+INSTALLED := .venv/.installed
+INSTALLED_CONFORMANCE := .venv/.installed-conformance
+# One module stays on one worker, so that a namespace started for a module is started once.
+RUN_PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+
+.DEFAULT_GOAL := help
+.PHONY: help venv check test test-fast demo conformance bench-broker format constraints clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+		printf '  make %-13s %s\n' "$$target" "$$text"; done
+
+venv: $(INSTALLED) ## Make .venv with the tested versions of everything
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else \
+		"twinbus needs Python 3.11 to 3.13, this is %d.%d; name another one: make PYTHON=python3.13 ..." % sys.version_info[:2])'
+	@echo 'Making .venv (once, about a minute)'
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+$(INSTALLED_CONFORMANCE): $(INSTALLED)
+	@$(PIP) install -c constraints.txt -e '.[conformance]'
+	@touch $@
+
+check: $(INSTALLED) ## Lint, check the format, the types and the imports between folders
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+test: $(INSTALLED) ## Run all tests
+	@$(RUN_PYTEST) $(PYTEST)
+
+test-fast: $(INSTALLED) ## Run the tests that are not marked slow
+	@$(RUN_PYTEST) -m 'not slow' $(PYTEST)
+
+demo: $(INSTALLED) ## See it work: namespaces, messages and an outage, on this machine
+	@$(BIN)/python -m twinbus demo
+
+conformance: $(INSTALLED_CONFORMANCE) ## Run the SDK's own live tests against a namespace
+	@$(BIN)/python scripts/conformance.py
+
+bench-broker: $(INSTALLED) ## Measure the embedded namespace
+	@$(BIN)/python bench/broker.py
+
+format: $(INSTALLED) ## Sort the imports, mend what can be mended, format
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+constraints: ## Write constraints.txt anew with the newest versions
+	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints
+	@build/constraints/bin/python -m pip --disable-pip-version-check -qq install '.[test,dev,conformance]'
+	@build/constraints/bin/python -m pip freeze --exclude twinbus > build/constraints.txt
+	@mv build/constraints.txt constraints.txt && rm -rf build/constraints
+
+clean: ## Remove .venv and everything the tools left behind
+	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

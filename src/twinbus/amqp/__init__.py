@@ -1,0 +1,1 @@
+"""AMQP 1.0 as plain functions on bytes: types, performatives, frames and message sections. No sockets."""

@@ -1,0 +1,1 @@
+"""The embedded namespace: a Service-Bus-compatible broker."""

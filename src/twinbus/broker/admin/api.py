@@ -1,0 +1,314 @@
+"""The administration API as an HTTP handler: finds the operation, checks the right, answers in Atom.
+
+PUT     /{path}                             create; with `If-Match: *`, update
+GET     /{path}                             properties and what the entity holds
+DELETE  /{path}
+...     /{topic}/subscriptions/{name}       the same for a subscription
+GET     /{topic}/subscriptions              lists, a page at a time: `$skip`, `$top`
+GET     /$Resources/queues, /$Resources/topics
+GET     /$namespaceinfo
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, get_args
+from xml.etree import ElementTree as ET
+
+from aiohttp import web
+
+from twinbus.broker.admin import atom
+from twinbus.broker.admin.errors import Refusal, Refused, refusal_for
+from twinbus.broker.admin.incoming import address_of, body_of, is_update, page_of, path_of
+from twinbus.broker.admin.properties import format_time, read_properties
+from twinbus.broker.admin.registry import (
+    EntityExists,
+    EntityNotFound,
+    Registry,
+    SubscriptionView,
+    TopicView,
+    as_topic,
+)
+from twinbus.broker.bounds import SUBSCRIPTIONS_SEGMENT
+from twinbus.broker.descriptions import (
+    AnyDescription,
+    QueueDescription,
+    SubscriptionDescription,
+    Tier,
+    TopicDescription,
+    check_change,
+    with_rule_times,
+    with_size_of_partitions,
+)
+from twinbus.broker.security import Right
+
+MAX_ENTITIES = 10_000
+MAX_SUBSCRIPTIONS_PER_TOPIC = 2_000
+# To forward, one must be allowed to send to the other end; the proof comes in a header of its own.
+_FORWARD_TOKENS = {
+    "forward_to": "ServiceBusSupplementaryAuthorization",
+    "forward_dead_lettered_messages_to": "ServiceBusDlqSupplementaryAuthorization",
+}
+_BASES: dict[str, Callable[[str], QueueDescription | TopicDescription]] = {
+    "QueueDescription": QueueDescription,
+    "TopicDescription": TopicDescription,
+}
+_Description = TypeVar("_Description", bound=AnyDescription)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request on its way through the API; `target` holds what its path names."""
+
+    request: web.BaseRequest
+    document: atom.Document
+    target: dict[str, str]
+
+
+_Operation = Callable[[_Call], Awaitable[web.Response]]
+
+
+class AdministrationApi:
+    """Answers the administration requests to one namespace.
+
+    `max_message_size_in_kilobytes` is the namespace's own limit, shown where an entity has none.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        tier: Tier = Tier.STANDARD,
+        max_message_size_in_kilobytes: int = 256,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._registry = registry
+        self._tier = tier
+        self._message_size = max_message_size_in_kilobytes
+        self._clock = clock
+        self._routes = self._routing_table()
+
+    def _routing_table(self) -> list[tuple[re.Pattern[str], dict[str, _Operation]]]:
+        """What may be done where. The first pattern that fits a path wins."""
+        entity: dict[str, _Operation] = {"GET": self._get, "PUT": self._put, "DELETE": self._delete}
+        subscription: dict[str, _Operation] = {
+            "GET": self._get_subscription,
+            "PUT": self._put_subscription,
+            "DELETE": self._delete_subscription,
+        }
+        rules: dict[str, _Operation] = dict.fromkeys(("GET", "PUT", "DELETE"), _no_rules)
+        return [
+            (_pattern(r"\$namespaceinfo"), {"GET": self._get_namespace}),
+            (_pattern(r"\$Resources/queues"), {"GET": self._list_queues}),
+            (_pattern(r"\$Resources/topics"), {"GET": self._list_topics}),
+            (_pattern(r"(?P<topic>.+)/subscriptions"), {"GET": self._list_subscriptions}),
+            (_pattern(r"(?P<topic>.+)/subscriptions/(?P<name>[^/]+)"), subscription),
+            (_pattern(r"(?P<topic>.+)/subscriptions/(?P<name>[^/]+)/rules(/[^/]+)?"), rules),
+            (_pattern(r"(?P<path>.*)"), entity),
+        ]
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request. What the service would refuse is answered with its status and its words."""
+        try:
+            return await self._dispatch(request)
+        except get_args(Refused) as error:
+            return self._refused(request, refusal_for(error))
+
+    async def _dispatch(self, request: web.BaseRequest) -> web.Response:
+        target, operations = self._route(path_of(request))
+        self._registry.authorize(request.headers.get("Authorization"), _entity(target), Right.MANAGE)
+        operation = operations.get(request.method)
+        if operation is None:
+            allowed = ", ".join(operations)
+            raise Refusal(405, f"The method must be one of {allowed}.", headers={"Allow": allowed})
+        document = atom.Document(address_of(request), self._registry.name, self._clock(), self._message_size)
+        return await operation(_Call(request, document, target))
+
+    def _route(self, path: str) -> tuple[dict[str, str], dict[str, _Operation]]:
+        for pattern, operations in self._routes:
+            match = pattern.fullmatch(path)
+            if match:
+                return match.groupdict(), operations
+        raise EntityNotFound(path)
+
+    def _refused(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
+        tracking_id = uuid.uuid4()
+        what = f"{request.method} {request.rel_url.raw_path!r}"
+        _log.info("%s refused: %d %r, tracking id %s", what, refusal.status, refusal.detail, tracking_id)
+        detail = f"{refusal.detail} TrackingId:{tracking_id}, Timestamp:{format_time(self._clock())}"
+        headers = {"Content-Type": "application/xml; charset=utf-8", **refusal.headers}
+        return web.Response(body=atom.error(refusal.status, detail), status=refusal.status, headers=headers)
+
+    async def _get_namespace(self, call: _Call) -> web.Response:
+        return _entry(call.document.namespace_info(self._registry.created_at, self._tier))
+
+    async def _list_queues(self, call: _Call) -> web.Response:
+        return _page(call, "Queues", "$Resources/queues", self._registry.queues())
+
+    async def _list_topics(self, call: _Call) -> web.Response:
+        return _page(call, "Topics", "$Resources/topics", self._registry.topics())
+
+    async def _list_subscriptions(self, call: _Call) -> web.Response:
+        topic = self._topic(call.target["topic"])
+        subscriptions = [topic.subscriptions[name] for name in sorted(topic.subscriptions)]
+        path = f"{topic.description.path}/{SUBSCRIPTIONS_SEGMENT}"
+        return _page(call, SUBSCRIPTIONS_SEGMENT, path, subscriptions)
+
+    async def _get(self, call: _Call) -> web.Response:
+        path = call.target["path"]
+        view = self._registry.find(path)
+        return _feed(call.document.nothing(path)) if view is None else _entry(call.document.entity(view))
+
+    async def _put(self, call: _Call) -> web.Response:
+        path = call.target["path"]
+        found = atom.description_in(await body_of(call.request))
+        kind = atom.kind_of(found)
+        if kind not in _BASES:
+            raise Refusal(400, f"SubCode=40000. Expected one of {', '.join(_BASES)}, not {kind}.")
+        base, view = _BASES[kind](path), self._registry.find(path)
+        if not is_update(call.request):
+            if view is not None:
+                raise EntityExists(view.description.path)
+            self._check_room_for_entity()
+            description = self._stored(call, base, None, found)
+            return _entry(call.document.entity(await self._registry.create(description)), 201)
+        if view is None:
+            raise EntityNotFound(path)
+        before = view.description
+        if before.KIND != base.KIND:
+            raise Refusal(400, f"SubCode=40000. '{path}' is a {before.KIND}, not a {base.KIND}.")
+        description = self._stored(call, replace(base, path=before.path), before, found)
+        return _entry(call.document.entity(await self._registry.update(description)))
+
+    async def _delete(self, call: _Call) -> web.Response:
+        await self._registry.delete(call.target["path"])
+        return web.Response()
+
+    async def _get_subscription(self, call: _Call) -> web.Response:
+        return _entry(call.document.entity(self._subscription(call.target["topic"], call.target["name"])))
+
+    async def _put_subscription(self, call: _Call) -> web.Response:
+        found = atom.description_in(await body_of(call.request))
+        topic, name = self._topic(call.target["topic"]), call.target["name"]
+        if atom.kind_of(found) != "SubscriptionDescription":
+            raise Refusal(400, f"SubCode=40000. Expected SubscriptionDescription, not {atom.kind_of(found)}.")
+        if atom.has_filter(found):
+            raise Refusal(501, "A default rule with a filter is not supported: every message is delivered.")
+        if not is_update(call.request):
+            base = SubscriptionDescription(topic.description.path, name)
+            if name.lower() in topic.subscriptions:
+                raise EntityExists(base.path)
+            if len(topic.subscriptions) >= MAX_SUBSCRIPTIONS_PER_TOPIC:
+                raise Refusal(403, f"A topic can have at most {MAX_SUBSCRIPTIONS_PER_TOPIC} subscriptions.")
+            description = self._read(call, base, None, found)
+            self._check(call, None, description)
+            return _entry(call.document.entity(await self._registry.create_subscription(description)), 201)
+        before = self._subscription(topic.description.path, name).description
+        base = SubscriptionDescription(before.topic, before.name)
+        description = self._read(call, base, before, found)
+        self._check(call, before, description)
+        return _entry(call.document.entity(await self._registry.update_subscription(description)))
+
+    async def _delete_subscription(self, call: _Call) -> web.Response:
+        await self._registry.delete_subscription(call.target["topic"], call.target["name"])
+        return web.Response()
+
+    def _topic(self, path: str) -> TopicView:
+        view = self._registry.find(path)
+        topic = as_topic(view) if view else None
+        if topic is None:
+            raise EntityNotFound(path)
+        return topic
+
+    def _subscription(self, topic: str, name: str) -> SubscriptionView:
+        view = self._topic(topic).subscriptions.get(name.lower())
+        if view is None:
+            raise EntityNotFound(SubscriptionDescription(topic, name).path)
+        return view
+
+    def _check_room_for_entity(self) -> None:
+        if len(self._registry.queues()) + len(self._registry.topics()) >= MAX_ENTITIES:
+            raise Refusal(403, f"A namespace can have at most {MAX_ENTITIES} queues and topics.")
+
+    def _stored(
+        self,
+        call: _Call,
+        base: QueueDescription | TopicDescription,
+        before: QueueDescription | TopicDescription | None,
+        found: ET.Element,
+    ) -> QueueDescription | TopicDescription:
+        """The queue or topic that a request asks for, as the service keeps it."""
+        description = self._read(call, base, before, found)
+        if description.max_message_size_in_kilobytes == self._message_size:
+            # A client that sends back what it was shown does not set a limit.
+            description = replace(description, max_message_size_in_kilobytes=None)
+        self._check(call, before, description)
+        description = with_size_of_partitions(description, self._tier)
+        return with_rule_times(description, before, self._clock())
+
+    def _read(
+        self, call: _Call, base: _Description, before: _Description | None, found: ET.Element
+    ) -> _Description:
+        """The entity that a request asks for.
+
+        A property that it does not mention has its default, or what it was if it cannot be changed.
+        """
+        fixed = {name: getattr(before, name) for name in before.FIXED} if before else {}
+        return read_properties(found, replace(base, **fixed), call.document.address)
+
+    def _check(self, call: _Call, before: AnyDescription | None, description: AnyDescription) -> None:
+        description.validate(self._tier)
+        if before:
+            check_change(before, description)
+        self._check_forwarding(call.request, before, description)
+
+    def _check_forwarding(
+        self, request: web.BaseRequest, before: AnyDescription | None, description: AnyDescription
+    ) -> None:
+        for name, header in _FORWARD_TOKENS.items():
+            target = getattr(description, name, None)
+            if target is None or target == getattr(before, name, None):
+                continue
+            token = request.headers.get(header) or request.headers.get("Authorization")
+            self._registry.authorize(token, target, Right.SEND)
+            if self._registry.find(target) is None:
+                detail = f"The auto forwarding destination entity '{target}' does not exist."
+                raise Refusal(400, f"SubCode=40400. {detail}")
+
+
+async def _no_rules(call: _Call) -> web.Response:
+    raise Refusal(501, "Rules of subscriptions are not supported: every message is delivered.")
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(path, re.IGNORECASE | re.DOTALL)
+
+
+def _entity(target: dict[str, str]) -> str:
+    """The path that a right is needed for; "" is the namespace."""
+    if "name" in target:
+        return SubscriptionDescription(target["topic"], target["name"]).path
+    return target.get("topic") or target.get("path") or ""
+
+
+def _page(call: _Call, title: str, path: str, views: Sequence[atom.AnyView]) -> web.Response:
+    skip, top = page_of(call.request)
+    # Without the first condition an empty page would link to itself for ever.
+    more = top > 0 and len(views) > skip + top
+    return _feed(call.document.listing(title, path, views[skip : skip + top], skip, top, more))
+
+
+def _entry(body: bytes, status: int = 200) -> web.Response:
+    headers = {"Content-Type": "application/atom+xml;type=entry;charset=utf-8"}
+    return web.Response(body=body, status=status, headers=headers)
+
+
+def _feed(body: bytes) -> web.Response:
+    return web.Response(body=body, headers={"Content-Type": "application/atom+xml;type=feed;charset=utf-8"})

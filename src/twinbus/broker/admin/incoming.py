@@ -1,0 +1,74 @@
+"""What a request says: its path, where it reached us, what it asks for. Anything unreadable is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from twinbus.broker.admin.address import Address
+from twinbus.broker.admin.errors import Refusal
+
+MAX_BODY_BYTES = 1024 * 1024
+MAX_PAGE = 100
+NEWEST_VERSION = "2024-05"
+_BODY_SECONDS = 30
+_VERSION = re.compile(r"[0-9]{4}-[0-9]{2}")
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+def path_of(request: web.BaseRequest) -> str:
+    """The decoded path, without its first slash. Slashes within a name may come encoded or not."""
+    try:
+        return unquote(request.rel_url.raw_path, errors="strict").removeprefix("/")
+    except UnicodeDecodeError as error:
+        raise Refusal(400, "SubCode=40000. The path must be UTF-8.") from error
+
+
+def address_of(request: web.BaseRequest) -> Address:
+    """Where the request was sent, and the version of the API it speaks."""
+    if not _HOST.fullmatch(request.host):
+        raise Refusal(400, "SubCode=40000. The header Host must be a host name or address and a port.")
+    version = request.query.get("api-version", NEWEST_VERSION)
+    if not _VERSION.fullmatch(version):
+        raise Refusal(400, f"SubCode=40000. The query option api-version must look like {NEWEST_VERSION}.")
+    return Address(request.scheme, request.host, version)
+
+
+def is_update(request: web.BaseRequest) -> bool:
+    """Whether a PUT changes what must exist; without a condition it creates what must not."""
+    condition = request.headers.get("If-Match")
+    if condition not in (None, "*"):
+        raise Refusal(412, "Entities have no version: the header If-Match must be '*' or absent.")
+    return condition == "*"
+
+
+async def body_of(request: web.BaseRequest) -> bytes:
+    """The whole body, bounded in size and in the time it may take to arrive."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise Refusal(413, f"The request body must have at most {MAX_BODY_BYTES} bytes.")
+    except TimeoutError as error:
+        raise Refusal(408, f"The request body did not arrive within {_BODY_SECONDS} seconds.") from error
+    return bytes(body)
+
+
+def page_of(request: web.BaseRequest) -> tuple[int, int]:
+    """How many entries of a list to leave out, and how many to show at most."""
+    return _option(request, "$skip", 0), min(_option(request, "$top", MAX_PAGE), MAX_PAGE)
+
+
+def _option(request: web.BaseRequest, name: str, default: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not _NUMBER.fullmatch(text):
+        raise Refusal(400, f"SubCode=40000. The query option {name} must be a whole number below 1000000000.")
+    return int(text)

@@ -1,0 +1,337 @@
+"""What a queue, a topic and a subscription are: their properties and defaults.
+
+Descriptions are immutable values; `dataclasses.replace` makes a changed one. Durations are ticks (see
+`durations`). Properties that name another entity (`forward_to`) hold its path within the namespace.
+`validate` refuses what the service refuses (see `bounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import NoneType
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+from twinbus.broker import bounds
+from twinbus.broker.bounds import SUBSCRIPTIONS_SEGMENT, EntityStatus, InvalidDescription, Tier
+from twinbus.broker.durations import MAX_TICKS, TICKS_PER_MINUTE
+from twinbus.broker.security import MAX_KEY_LENGTH, MAX_POLICY_NAME_LENGTH, Right
+
+__all__ = [
+    "AnyDescription",
+    "AuthorizationRule",
+    "Counts",
+    "EntityStatus",
+    "InvalidDescription",
+    "QueueDescription",
+    "SubscriptionDescription",
+    "Tier",
+    "TopicDescription",
+    "check_change",
+    "with_rule_times",
+    "with_size_of_partitions",
+]
+
+MAX_AUTHORIZATION_RULES = 12
+
+
+class Counts(NamedTuple):
+    """How many messages an entity holds, by state."""
+
+    active: int = 0
+    dead_letter: int = 0
+    scheduled: int = 0
+    transfer_dead_letter: int = 0
+    transfer: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+# The JSON types of a field, by its annotation. True and false are numbers in Python, but not here.
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "bool": (bool,),
+    "str": (str,),
+    "int | None": (int, NoneType),
+    "str | None": (str, NoneType),
+    "float | None": (int, float, NoneType),
+    "frozenset[Right]": (list,),
+    "tuple[AuthorizationRule, ...]": (list,),
+}
+
+
+class _AsJson:
+    """Descriptions as plain JSON types, which is how they are kept."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: _to_json(getattr(self, name)) for name in _types(type(self))}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The description that `to_json` was called on; properties that are missing have their default.
+
+        Raises:
+            InvalidDescription: a property is unknown or has the wrong type, or a required one is missing.
+        """
+        if not isinstance(values, Mapping):
+            raise InvalidDescription(cls.__name__, f"must be a mapping, not {type(values).__name__}")
+        types = _types(cls)
+        for name, value in values.items():
+            if name not in types:
+                raise InvalidDescription(name, f"is not a property of a {cls.__name__}")
+            allowed = _JSON_TYPES[types[name]]
+            if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+                raise InvalidDescription(name, f"must be of type {types[name]}, not {type(value).__name__}")
+        try:
+            return cls(**{name: _from_json(name, value) for name, value in values.items()})
+        except TypeError as error:
+            raise InvalidDescription(cls.__name__, f"is incomplete: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizationRule(_AsJson):
+    """An access policy of one entity. Times are seconds since the epoch.
+
+    An empty `secondary_key` means that there is none.
+    """
+
+    key_name: str
+    primary_key: str = field(repr=False)
+    secondary_key: str = field(repr=False)
+    rights: frozenset[Right]
+    created_at: float | None = None
+    modified_at: float | None = None
+
+    def validate(self) -> None:
+        """Raises InvalidDescription if a field is out of its bounds."""
+        bounds.check_text("key_name", self.key_name, 1, MAX_POLICY_NAME_LENGTH)
+        bounds.check_text("primary_key", self.primary_key, 1, MAX_KEY_LENGTH)
+        bounds.check_text("secondary_key", self.secondary_key, 0, MAX_KEY_LENGTH)
+        if not self.rights:
+            message = f"Rule '{self.key_name}' must have at least one of the rights Send, Listen and Manage."
+            raise InvalidDescription("rights", message)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDescription(_AsJson):
+    """A queue. `max_message_size_in_kilobytes` None means the namespace's own limit."""
+
+    path: str
+    lock_duration: int = TICKS_PER_MINUTE
+    max_size_in_megabytes: int = 1024
+    requires_duplicate_detection: bool = False
+    requires_session: bool = False
+    default_message_time_to_live: int = MAX_TICKS
+    dead_lettering_on_message_expiration: bool = False
+    duplicate_detection_history_time_window: int = 10 * TICKS_PER_MINUTE
+    max_delivery_count: int = 10
+    enable_batched_operations: bool = True
+    is_anonymous_accessible: bool = False
+    authorization_rules: tuple[AuthorizationRule, ...] = ()
+    status: str = EntityStatus.ACTIVE.value
+    support_ordering: bool = True
+    auto_delete_on_idle: int = MAX_TICKS
+    enable_partitioning: bool = False
+    availability_status: str = "Available"
+    enable_express: bool = False
+    forward_to: str | None = None
+    user_metadata: str | None = None
+    forward_dead_lettered_messages_to: str | None = None
+    max_message_size_in_kilobytes: int | None = None
+
+    KIND: ClassVar[str] = "Queue"
+    #: Settled when the queue is created.
+    FIXED: ClassVar[tuple[str, ...]] = (
+        "requires_session",
+        "requires_duplicate_detection",
+        "enable_partitioning",
+    )
+
+    def validate(self, tier: Tier = Tier.STANDARD) -> None:
+        """Raises InvalidDescription if a property is out of the bounds of the tier."""
+        bounds.check_path("path", self.path)
+        _check_stored(self, tier)
+        _check_received(self)
+        _check_any(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription(_AsJson):
+    """A topic. `max_message_size_in_kilobytes` None means the namespace's own limit."""
+
+    path: str
+    default_message_time_to_live: int = MAX_TICKS
+    max_size_in_megabytes: int = 1024
+    requires_duplicate_detection: bool = False
+    duplicate_detection_history_time_window: int = 10 * TICKS_PER_MINUTE
+    enable_batched_operations: bool = True
+    filtering_messages_before_publishing: bool = False
+    is_anonymous_accessible: bool = False
+    authorization_rules: tuple[AuthorizationRule, ...] = ()
+    status: str = EntityStatus.ACTIVE.value
+    support_ordering: bool = True
+    auto_delete_on_idle: int = MAX_TICKS
+    enable_partitioning: bool = False
+    availability_status: str = "Available"
+    enable_subscription_partitioning: bool = False
+    enable_express: bool = False
+    user_metadata: str | None = None
+    max_message_size_in_kilobytes: int | None = None
+
+    KIND: ClassVar[str] = "Topic"
+    #: Settled when the topic is created.
+    FIXED: ClassVar[tuple[str, ...]] = (
+        "requires_duplicate_detection",
+        "enable_partitioning",
+        "enable_subscription_partitioning",
+    )
+
+    def validate(self, tier: Tier = Tier.STANDARD) -> None:
+        """Raises InvalidDescription if a property is out of the bounds of the tier."""
+        bounds.check_path("path", self.path)
+        _check_stored(self, tier)
+        _check_any(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionDescription(_AsJson):
+    """A subscription of the topic at the path `topic`."""
+
+    topic: str
+    name: str
+    lock_duration: int = TICKS_PER_MINUTE
+    requires_session: bool = False
+    default_message_time_to_live: int = MAX_TICKS
+    dead_lettering_on_message_expiration: bool = False
+    dead_lettering_on_filter_evaluation_exceptions: bool = True
+    max_delivery_count: int = 10
+    enable_batched_operations: bool = True
+    status: str = EntityStatus.ACTIVE.value
+    forward_to: str | None = None
+    forward_dead_lettered_messages_to: str | None = None
+    auto_delete_on_idle: int = MAX_TICKS
+    availability_status: str = "Available"
+    user_metadata: str | None = None
+
+    KIND: ClassVar[str] = "Subscription"
+    #: Settled when the subscription is created.
+    FIXED: ClassVar[tuple[str, ...]] = ("requires_session",)
+
+    @property
+    def path(self) -> str:
+        """The address of the subscription within the namespace."""
+        return f"{self.topic}/{SUBSCRIPTIONS_SEGMENT}/{self.name}"
+
+    def validate(self, tier: Tier = Tier.STANDARD) -> None:
+        """Raises InvalidDescription if a property is out of its bounds, which are the same in every tier."""
+        bounds.check_path("topic", self.topic)
+        bounds.check_subscription_name("name", self.name)
+        _check_received(self)
+        _check_any(self)
+
+
+AnyDescription = QueueDescription | TopicDescription | SubscriptionDescription
+_Stored = TypeVar("_Stored", bound=QueueDescription | TopicDescription)
+
+
+def check_change(before: AnyDescription, after: AnyDescription) -> None:
+    """Raises InvalidDescription if a property changed that is settled when the entity is created."""
+    for name in before.FIXED:
+        if getattr(before, name) != getattr(after, name):
+            message = (
+                f"Partitioning cannot be changed for {before.KIND}."
+                if name.endswith("partitioning")
+                else f"The value for the {bounds.service_name(name)} property "
+                f"of an existing {before.KIND} cannot be changed."
+            )
+            raise InvalidDescription(name, message)
+
+
+def with_size_of_partitions(description: _Stored, tier: Tier) -> _Stored:
+    """The description with the size the service gives it: every partition gets what was asked for."""
+    size = description.max_size_in_megabytes
+    if description.enable_partitioning and tier is Tier.STANDARD and size in bounds.STANDARD_SIZES:
+        return replace(description, max_size_in_megabytes=bounds.PARTITIONS * size)
+    return description
+
+
+def with_rule_times(description: _Stored, before: _Stored | None, now: float) -> _Stored:
+    """The description with the times of its authorization rules: one that did not change keeps its own."""
+    known = {rule.key_name: rule for rule in before.authorization_rules} if before else {}
+    rules = [_with_times(rule, known.get(rule.key_name), now) for rule in description.authorization_rules]
+    return replace(description, authorization_rules=tuple(rules))
+
+
+def _with_times(rule: AuthorizationRule, known: AuthorizationRule | None, now: float) -> AuthorizationRule:
+    if known is None:
+        return replace(rule, created_at=now, modified_at=now)
+    unchanged = replace(rule, created_at=known.created_at, modified_at=known.modified_at)
+    return unchanged if unchanged == known else replace(unchanged, modified_at=now)
+
+
+def _check_stored(description: QueueDescription | TopicDescription, tier: Tier) -> None:
+    """What only entities have that messages are sent to."""
+    partitioned = description.enable_partitioning
+    bounds.check_size(description.max_size_in_megabytes, partitioned=partitioned, tier=tier)
+    bounds.check_duplicate_window(description.duplicate_detection_history_time_window)
+    bounds.check_storage(
+        express=description.enable_express,
+        partitioned=partitioned,
+        duplicate_detection=description.requires_duplicate_detection,
+        tier=tier,
+    )
+    bounds.check_message_size(description.max_message_size_in_kilobytes, tier)
+    rules = description.authorization_rules
+    if len(rules) > MAX_AUTHORIZATION_RULES:
+        message = f"An entity can have at most {MAX_AUTHORIZATION_RULES} authorization rules."
+        raise InvalidDescription("authorization_rules", message)
+    if len({rule.key_name for rule in rules}) < len(rules):
+        message = "Each authorization rule must have a KeyName of its own."
+        raise InvalidDescription("authorization_rules", message)
+    for rule in rules:
+        rule.validate()
+
+
+def _check_received(description: QueueDescription | SubscriptionDescription) -> None:
+    """What only entities have that messages are received from."""
+    bounds.check_lock_duration(description.lock_duration)
+    bounds.check_delivery_count(description.max_delivery_count)
+    for name in ("forward_to", "forward_dead_lettered_messages_to"):
+        target = getattr(description, name)
+        if target is not None:
+            bounds.check_path(name, target)
+
+
+def _check_any(description: AnyDescription) -> None:
+    bounds.check_time_to_live(description.default_message_time_to_live)
+    bounds.check_auto_delete_on_idle(description.auto_delete_on_idle)
+    bounds.check_status(description.status)
+    bounds.check_text("user_metadata", description.user_metadata or "", 0, bounds.MAX_USER_METADATA_LENGTH)
+
+
+def _types(description: Any) -> dict[str, str]:
+    """The names of a description's fields, with their annotations."""
+    return {each.name: str(each.type) for each in fields(description)}
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [rule.to_json() for rule in value]
+    if isinstance(value, frozenset):
+        return sorted(right.value for right in value)
+    return value
+
+
+def _from_json(name: str, value: Any) -> Any:
+    if name == "authorization_rules":
+        return tuple(AuthorizationRule.from_json(rule) for rule in value)
+    if name == "rights":
+        try:
+            return frozenset(Right(right) for right in value)
+        except ValueError as error:
+            raise InvalidDescription(name, f"must be Send, Listen or Manage: {error}") from error
+    return value

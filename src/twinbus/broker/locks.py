@@ -1,0 +1,116 @@
+"""Message locks: who holds which message, until when."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from typing import Any
+
+
+class TokenSource:
+    """Random lock tokens, a page at a time: asking the kernel for each one would cost more than the lock."""
+
+    _PAGE = 256
+
+    def __init__(self) -> None:
+        self._page = b""
+        self._next = 0
+
+    def take(self) -> bytes:
+        """16 random bytes, the token in the byte order of the wire's uuid type."""
+        if self._next >= len(self._page):
+            self._page = os.urandom(16 * self._PAGE)
+            self._next = 0
+        token = self._page[self._next : self._next + 16]
+        self._next += 16
+        return token
+
+
+def tag_of(token: bytes) -> bytes:
+    """The delivery tag for a token: the same uuid in .NET's little-endian byte order. It is its own inverse."""
+    return token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:]
+
+
+class Lock:
+    """One message held by a receiver. It keeps no body: a message that comes back is read again."""
+
+    __slots__ = (
+        "deferred",
+        "delivery_count",
+        "expires_at",
+        "holder",
+        "locked_until",
+        "sequence",
+        "session",
+        "size",
+        "token",
+    )
+
+    def __init__(self, token: bytes, message: Any, locked_until: int, holder: object, deferred: bool) -> None:
+        self.token = token
+        self.sequence: int = message.sequence
+        self.session: str | None = message.session
+        self.size: int = message.size
+        self.delivery_count: int = message.delivery_count
+        self.expires_at: int | None = message.expires_at
+        self.locked_until = locked_until
+        self.holder = holder
+        self.deferred = deferred
+
+
+class LockTable:
+    """The locks of one queue, and which of them run out next."""
+
+    def __init__(self) -> None:
+        self._locks: dict[bytes, Lock] = {}
+        self._by_time: list[tuple[int, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def get(self, token: bytes) -> Lock | None:
+        return self._locks.get(token)
+
+    def add(self, lock: Lock, timed: bool) -> None:
+        """Hold a lock; `timed` locks run out by themselves, those of a session with the session."""
+        self._locks[lock.token] = lock
+        if timed:
+            self._note_time(lock)
+
+    def _note_time(self, lock: Lock) -> None:
+        heapq.heappush(self._by_time, (lock.locked_until, lock.token))
+        if len(self._by_time) > 64 + 4 * len(self._locks):
+            # Settled locks leave their time behind; drop those before they outweigh the live ones.
+            self._by_time = [(at, token) for at, token in self._by_time if self._is_current(at, token)]
+            heapq.heapify(self._by_time)
+
+    def _is_current(self, at: int, token: bytes) -> bool:
+        lock = self._locks.get(token)
+        return lock is not None and lock.locked_until == at
+
+    def remove(self, token: bytes) -> Lock | None:
+        return self._locks.pop(token, None)
+
+    def renew(self, lock: Lock, until: int) -> None:
+        lock.locked_until = until
+        self._note_time(lock)
+
+    def next_time(self) -> int | None:
+        """When the next lock runs out."""
+        while self._by_time and not self._is_current(*self._by_time[0]):
+            heapq.heappop(self._by_time)
+        return self._by_time[0][0] if self._by_time else None
+
+    def take_expired(self, now: int) -> list[Lock]:
+        """Remove and return the locks that have run out."""
+        expired = []
+        while (at := self.next_time()) is not None and at <= now:
+            _, token = heapq.heappop(self._by_time)
+            expired.append(self._locks.pop(token))
+        return expired
+
+    def clear(self) -> list[Lock]:
+        locks = list(self._locks.values())
+        self._locks.clear()
+        self._by_time.clear()
+        return locks

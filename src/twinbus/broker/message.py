@@ -1,0 +1,284 @@
+"""One message in the namespace: how it is read when it arrives and written when it leaves.
+
+What a sender wrote is kept as raw bytes. The namespace owns the header's delivery count, the delivery
+annotations and a few message annotations; everything else passes through untouched.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from typing import Any
+
+from twinbus.amqp import sections
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.frames import uint
+from twinbus.amqp.types import Symbol
+
+from .errors import ARGUMENT_ERROR, BrokerError
+from .schema import INSERT, Change, State, message_key
+
+PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
+BATCH_FORMAT = 0x80013700
+MAX_ID_LENGTH = 128
+_MAX_UINT = 0xFFFFFFFF
+
+_OWNED_ANNOTATIONS = frozenset(
+    {
+        "x-opt-sequence-number",
+        "x-opt-enqueued-time",
+        "x-opt-locked-until",
+        "x-opt-lock-token",
+        "x-opt-message-state",
+        "x-opt-enqueue-sequence-number",
+        "x-opt-deadletter-source",
+    }
+)
+_SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
+
+_timestamp = struct.Struct(">Bq")
+_NO_DELIVERY_ANNOTATIONS = b"\x00\x53\x71\xc1\x01\x00"
+_LOCK_TOKEN = b"\x00\x53\x71\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
+_ENQUEUED_TIME = encode(Symbol("x-opt-enqueued-time"))
+_SEQUENCE_NUMBER = encode(Symbol("x-opt-sequence-number"))
+_LOCKED_UNTIL = encode(Symbol("x-opt-locked-until"))
+_MESSAGE_STATE = encode(Symbol("x-opt-message-state"))
+_EMPTY_HEADER = b"\x40\x40\x40"
+
+
+class Message:
+    """A stored message. Times are milliseconds since the epoch."""
+
+    __slots__ = (
+        "annotations",
+        "bare",
+        "delivery_count",
+        "due_at",
+        "enqueued_at",
+        "expires_at",
+        "header",
+        "sequence",
+        "session",
+        "size",
+        "state",
+    )
+
+    def __init__(
+        self,
+        sequence: int,
+        state: int,
+        session: str | None,
+        enqueued_at: int,
+        due_at: int | None,
+        expires_at: int | None,
+        delivery_count: int,
+        size: int,
+        header: bytes | None,
+        annotations: bytes | None,
+        bare: bytes,
+    ) -> None:
+        self.sequence = sequence
+        self.state = state
+        self.session = session
+        self.enqueued_at = enqueued_at
+        self.due_at = due_at
+        self.expires_at = expires_at
+        self.delivery_count = delivery_count
+        self.size = size
+        self.header = header
+        self.annotations = annotations
+        self.bare = bare
+
+    def __lt__(self, other: Message) -> bool:
+        return self.sequence < other.sequence
+
+    def insertion(self, queue: int) -> Change:
+        """The change that stores this message in a queue."""
+        state = self.state
+        return Change(
+            INSERT,
+            (
+                message_key(queue, self.sequence),
+                int(state),
+                self.session,
+                self.enqueued_at,
+                self.due_at,
+                self.expires_at,
+                self.delivery_count,
+                self.size,
+                self.header,
+                self.annotations,
+                self.bare,
+            ),
+            queue,
+            1 if state == State.ACTIVE else 0,
+            1 if state == State.DEFERRED else 0,
+            1 if state == State.SCHEDULED else 0,
+            self.size,
+            self.sequence,
+        )
+
+    def encoded(self, token: bytes | None = None, locked_until: int | None = None) -> bytes:
+        """The bytes a receiver gets. `token` is the lock token (big-endian); without one the lock annotations are
+        left out, as for a message that is received and deleted, or peeked."""
+        entries = [
+            _ENQUEUED_TIME,
+            _timestamp.pack(0x83, self.enqueued_at),
+            _SEQUENCE_NUMBER,
+            bytes((0x55, self.sequence)) if self.sequence < 128 else _timestamp.pack(0x81, self.sequence),
+        ]
+        count = 4
+        if locked_until is not None:
+            entries += (_LOCKED_UNTIL, _timestamp.pack(0x83, locked_until))
+            count += 2
+        if self.state != State.ACTIVE:
+            entries += (_MESSAGE_STATE, bytes((0x54, self.state)))
+            count += 2
+        if self.annotations:
+            entries.append(self.annotations[1:])
+            count += 2 * self.annotations[0]
+        body = b"".join(entries)
+        header = (self.header or _EMPTY_HEADER) + b"\x40" + uint(self.delivery_count)
+        return b"".join(
+            (
+                b"\x00\x53\x70\xc0",
+                bytes((len(header) + 1, 5)),
+                header,
+                _NO_DELIVERY_ANNOTATIONS if token is None else _LOCK_TOKEN + token,
+                b"\x00\x53\x72\xc1" + bytes((len(body) + 1, count))
+                if len(body) < 255
+                else b"\x00\x53\x72\xd1" + struct.pack(">II", len(body) + 4, count),
+                body,
+                self.bare,
+            )
+        )
+
+    def copy(self) -> Message:
+        """The same message for another queue."""
+        return Message(
+            self.sequence,
+            self.state,
+            self.session,
+            self.enqueued_at,
+            self.due_at,
+            self.expires_at,
+            self.delivery_count,
+            self.size,
+            self.header,
+            self.annotations,
+            self.bare,
+        )
+
+
+class Arrival:
+    """A message as a sender handed it over, before a queue has taken it."""
+
+    __slots__ = ("annotations", "bare", "due_at", "header", "is_ping", "message_id", "session", "size", "ttl")
+
+    def __init__(self, payload: bytes) -> None:
+        """Raises `DecodeError` if the bytes are no message, `BrokerError` if a property breaks a rule."""
+        parts = sections.split_sections(payload)
+        message_id, _, _, _, _, _, content_type, _, expiry, created, session = sections.list_fields(
+            parts.properties, 11
+        )
+        self.size = len(payload)
+        self.is_ping = content_type == PING_CONTENT_TYPE
+        self.session = _checked("session id", session)
+        self.header: bytes | None = None
+        self.ttl: int | None = None
+        if parts.header:
+            self._read_header(parts.header)
+        if self.ttl is None and isinstance(expiry, int) and isinstance(created, int):
+            self.ttl = max(0, expiry - created)  # how clients carry what does not fit a header's 49 days
+        self.annotations: bytes | None = None
+        self.due_at: int | None = None
+        if parts.message_annotations:
+            self._read_annotations(parts.message_annotations)
+        properties = parts.properties
+        if message_id is None:
+            # The service names what arrives without a name.
+            message_id = uuid.uuid4().hex
+            raw = sections.raw_fields(properties)
+            properties = sections.list_section(sections.PROPERTIES, [encode(message_id), *raw[1:]])
+        self.message_id = _checked("message id", message_id)
+        if parts.application_properties:
+            sections.map_entries(parts.application_properties)
+            self.bare = properties + parts.application_properties + parts.body
+        else:
+            self.bare = properties + parts.body
+
+    def _read_header(self, section: bytes) -> None:
+        raw = sections.raw_fields(section)[:3]
+        ttl = sections.list_fields(section, 3)[2]
+        if isinstance(ttl, int) and ttl != _MAX_UINT:
+            self.ttl = ttl
+        self.header = b"".join(raw) + b"\x40" * (3 - len(raw))
+        if len(self.header) > 32:
+            raise BrokerError(ARGUMENT_ERROR, "The message's header has fields of the wrong type.")
+
+    def _read_annotations(self, section: bytes) -> None:
+        kept = []
+        for key, raw in sections.map_entries(section):
+            if key == _SCHEDULED_TIME:
+                due = sections.entry_value(raw)
+                if isinstance(due, int):
+                    self.due_at = int(due)
+            if key not in _OWNED_ANNOTATIONS:
+                kept.append(raw)
+        if len(kept) > 120:
+            raise BrokerError(ARGUMENT_ERROR, "A message can have at most 120 message annotations.")
+        if kept:
+            self.annotations = bytes((len(kept),)) + b"".join(kept)
+
+    def stored(self, sequence: int, now: int, state: State, default_ttl: int | None) -> Message:
+        """The message as a queue keeps it; `default_ttl` is the queue's own limit in milliseconds."""
+        ttl = self.ttl
+        if default_ttl is not None and (ttl is None or default_ttl < ttl):
+            ttl = default_ttl
+        enqueued_at = now if state is not State.SCHEDULED or self.due_at is None else max(now, self.due_at)
+        return Message(
+            sequence,
+            state,
+            self.session,
+            enqueued_at,
+            self.due_at if state is State.SCHEDULED else None,
+            enqueued_at + ttl if ttl is not None else None,
+            0,
+            self.size,
+            self.header,
+            self.annotations,
+            self.bare,
+        )
+
+
+def _checked(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else str(value)
+    if len(text) > MAX_ID_LENGTH:
+        raise BrokerError(
+            ARGUMENT_ERROR, f"The {name} has {len(text)} characters; the limit is {MAX_ID_LENGTH}."
+        )
+    return text
+
+
+def arrivals(payload: bytes, message_format: int | None) -> list[Arrival]:
+    """The messages in one transfer: one, or those of a batch, in order."""
+    if message_format != BATCH_FORMAT:
+        return [Arrival(payload)]
+    batch = sections.data_sections(sections.split_sections(payload).body)
+    if not batch:
+        raise BrokerError(ARGUMENT_ERROR, "A batch must hold at least one message.")
+    return [Arrival(one) for one in batch]
+
+
+def with_application_properties(bare: bytes, values: dict[str, Any]) -> bytes:
+    """The bare message with some application properties set; all else stays as it was, byte for byte."""
+    parts = sections.split_sections(bare)
+    entries = [raw for key, raw in sections.map_entries(parts.application_properties) if key not in values]
+    entries += [sections.entry(key, value) for key, value in values.items()]
+    return (
+        parts.properties
+        + sections.map_section(sections.APPLICATION_PROPERTIES, entries)
+        + parts.body
+    )

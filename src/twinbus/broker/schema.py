@@ -1,0 +1,140 @@
+"""The tables of a namespace's database, and the statements that change a message.
+
+A message's primary key holds the queue in its upper bits and the sequence number in its lower ones, so every
+queue is one contiguous, append-only range of a single table: no second index is kept for the common case, and
+a queue is read in order by walking its range.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+SCHEMA_VERSION = 1
+SEQUENCE_BITS = 40
+MAX_SEQUENCE = (1 << SEQUENCE_BITS) - 1
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS entities (
+    key INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    parent INTEGER,
+    description TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS counters (
+    key INTEGER PRIMARY KEY,
+    active INTEGER NOT NULL,
+    deferred INTEGER NOT NULL,
+    scheduled INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    last_sequence INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS messages (
+    id INTEGER PRIMARY KEY,
+    state INTEGER NOT NULL,
+    session TEXT,
+    enqueued_at INTEGER NOT NULL,
+    due_at INTEGER,
+    expires_at INTEGER,
+    delivery_count INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    header BLOB,
+    annotations BLOB,
+    bare BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_session ON messages (session, id, state) WHERE session IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_due_time ON messages (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_expiry ON messages (expires_at) WHERE expires_at IS NOT NULL;
+CREATE TABLE IF NOT EXISTS seen (
+    key INTEGER NOT NULL,
+    message_id TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (key, message_id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS seen_by_time ON seen (key, at);
+CREATE TABLE IF NOT EXISTS session_states (
+    key INTEGER NOT NULL,
+    session TEXT NOT NULL,
+    state BLOB NOT NULL,
+    updated_at REAL NOT NULL,
+    PRIMARY KEY (key, session)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+class State(IntEnum):
+    """What a stored message is; locked ones are active in the store, because a lock does not outlive the process."""
+
+    ACTIVE = 0
+    DEFERRED = 1
+    SCHEDULED = 2
+
+
+def message_key(queue: int, sequence: int) -> int:
+    """The primary key of a message."""
+    return queue << SEQUENCE_BITS | sequence
+
+
+def sequence_of(key: int) -> int:
+    return key & MAX_SEQUENCE
+
+
+def queue_of(key: int) -> int:
+    return key >> SEQUENCE_BITS
+
+
+class Change(NamedTuple):
+    """One statement, and what it does to the counters of a queue."""
+
+    sql: str
+    parameters: tuple[object, ...]
+    queue: int = -1
+    active: int = 0
+    deferred: int = 0
+    scheduled: int = 0
+    size: int = 0
+    last_sequence: int = 0
+
+
+COLUMNS = (
+    "id, state, session, enqueued_at, due_at, expires_at, delivery_count, size, header, annotations, bare"
+)
+INSERT = f"INSERT INTO messages ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+DELETE = "DELETE FROM messages WHERE id = ?"
+SET_STATE = "UPDATE messages SET state = ? WHERE id = ?"
+SET_DELIVERY_COUNT = "UPDATE messages SET delivery_count = ? WHERE id = ?"
+SET_BARE = "UPDATE messages SET bare = ? WHERE id = ?"
+REMEMBER = "INSERT OR REPLACE INTO seen (key, message_id, at) VALUES (?, ?, ?)"
+FORGET = "DELETE FROM seen WHERE key = ? AND at < ?"
+PUT_SESSION_STATE = (
+    "INSERT OR REPLACE INTO session_states (key, session, state, updated_at) VALUES (?, ?, ?, ?)"
+)
+DROP_SESSION_STATE = "DELETE FROM session_states WHERE key = ? AND session = ?"
+PUT_ENTITY = (
+    "INSERT OR REPLACE INTO entities (key, kind, parent, description, created_at, updated_at)"
+    " VALUES (?, ?, ?, ?, ?, ?)"
+)
+PUT_SETTING = "INSERT OR REPLACE INTO settings (name, value) VALUES (?, ?)"
+COUNT = (
+    "INSERT INTO counters (key, active, deferred, scheduled, bytes, last_sequence) VALUES (?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (key) DO UPDATE SET active = active + excluded.active, deferred = deferred + excluded.deferred,"
+    " scheduled = scheduled + excluded.scheduled, bytes = bytes + excluded.bytes,"
+    " last_sequence = max(last_sequence, excluded.last_sequence)"
+)
+
+
+def delete_entity(key: int, queues: tuple[int, ...]) -> list[Change]:
+    """Everything that removes an entity with its messages, states and counters."""
+    changes = [Change("DELETE FROM entities WHERE key = ?", (key,))]
+    for queue in queues:
+        low, high = message_key(queue, 0), message_key(queue, MAX_SEQUENCE)
+        changes += [
+            Change("DELETE FROM messages WHERE id BETWEEN ? AND ?", (low, high)),
+            Change("DELETE FROM counters WHERE key = ?", (queue,)),
+            Change("DELETE FROM seen WHERE key = ?", (queue,)),
+            Change("DELETE FROM session_states WHERE key = ?", (queue,)),
+        ]
+    return changes

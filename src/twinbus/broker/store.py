@@ -1,0 +1,230 @@
+"""Durable storage: one SQLite file in WAL mode, one writer thread, group commit.
+
+Everything that must survive goes through `Store.submit`: the changes of one unit are committed together or not
+at all, units in the order they were submitted, and `done` runs on the event loop after the commit. While one
+group is being written the next one collects, so the cost of a sync is shared by everything that waited for it.
+Reads happen on the event loop through a second connection, which sees only what is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from .schema import COUNT, INSERT, SCHEMA_VERSION, TABLES, Change
+
+logger = logging.getLogger("twinbus.broker.store")
+
+MAX_GROUP = 2_000  # units in one commit: bounds the time a single send waits
+CACHE_KIB = 16 * 1024
+WAL_PAGES = 2_000
+
+
+class Durability(str, Enum):
+    """When a send is acknowledged.
+
+    FULL: after the operating system says the bytes are on the disk; survives power loss.
+    NORMAL: after they are written to the file; survives the process being killed, not power loss.
+    MEMORY: nothing outlives the process.
+    """
+
+    FULL = "full"
+    NORMAL = "normal"
+    MEMORY = "memory"
+
+
+_SYNCHRONOUS = {Durability.FULL: "FULL", Durability.NORMAL: "NORMAL", Durability.MEMORY: "OFF"}
+
+
+class StoreError(Exception):
+    """The changes could not be stored; nothing of them was."""
+
+
+Done = Callable[[StoreError | None], None]
+
+
+class Unit(NamedTuple):
+    changes: Sequence[Change]
+    done: Done
+    size: int
+
+
+class Store:
+    """The database of one namespace. Open it on the running event loop; every method is called there."""
+
+    def __init__(self, folder: Path | None, durability: Durability = Durability.NORMAL) -> None:
+        self.durability = durability
+        self._temporary: str | None = None
+        if folder is None or durability is Durability.MEMORY:
+            self._temporary = tempfile.mkdtemp(prefix="twinbus-")
+            folder = Path(self._temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "namespace.db"
+        self.pending_bytes = 0
+        self._waiting: list[Unit] = []
+        self._writing = False
+        self._flush_scheduled = False
+        self._closed = False
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+        self._handover: queue.SimpleQueue[list[Unit] | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._writer_connection = self._open_writer()
+        self.reader = sqlite3.connect(
+            f"file:{self.path}?mode=ro", uri=True, isolation_level=None, cached_statements=256
+        )
+        self.reader.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        self._thread = threading.Thread(target=self._write_groups, name="twinbus-store", daemon=True)
+        self._thread.start()
+
+    def _open_writer(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                self.path, isolation_level=None, check_same_thread=False, cached_statements=256
+            )
+            connection.execute("PRAGMA locking_mode = NORMAL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self.durability]}")
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+            connection.execute("PRAGMA busy_timeout = 5000")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                raise StoreError(f"{self.path.name} was written by a newer twinbus (schema {version})")
+            connection.executescript(TABLES)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        except sqlite3.Error as error:
+            raise StoreError(f"the database {self.path.name} cannot be opened: {error}") from error
+        return connection
+
+    # ---- writing ----
+
+    def submit(self, changes: Sequence[Change], done: Done, size: int = 0) -> None:
+        """Commit `changes` as one unit, then call `done` on the event loop with None or the error.
+
+        An empty list is a barrier: `done` runs when everything submitted before it is committed.
+        """
+        if self._closed:
+            error = StoreError("the namespace is closing")
+            self._loop.call_soon(done, error)
+            return
+        self.pending_bytes += size
+        self._waiting.append(Unit(changes, done, size))
+        if not self._writing and not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._idle.clear()
+            self._loop.call_soon(self._flush)
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        """Submit and wait; raises `StoreError`."""
+        committed: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: StoreError | None) -> None:
+            if committed.cancelled():
+                return
+            if error is None:
+                committed.set_result(None)
+            else:
+                committed.set_exception(error)
+
+        self.submit(changes, done)
+        await committed
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._writing or not self._waiting:
+            return
+        group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+        self._writing = True
+        self._handover.put(group)
+
+    def _committed(self, group: list[Unit], error: StoreError | None) -> None:
+        self._writing = False
+        if self._waiting:
+            self._flush()  # let the disk work while the callbacks run
+        for unit in group:
+            self.pending_bytes -= unit.size
+            try:
+                unit.done(error)
+            except Exception:
+                logger.exception("a callback after a commit failed")
+        if not self._writing and not self._waiting:
+            self._idle.set()
+
+    # ---- the writer thread ----
+
+    def _write_groups(self) -> None:
+        while (group := self._handover.get()) is not None:
+            error = None
+            try:
+                self._write(group)
+            except sqlite3.Error as failure:
+                error = StoreError(f"the store could not write: {failure}")
+                logger.error("a group of %d changes was rolled back: %s", len(group), failure)
+                with contextlib.suppress(sqlite3.Error):
+                    self._writer_connection.execute("ROLLBACK")
+            self._loop.call_soon_threadsafe(self._committed, group, error)
+
+    def _write(self, group: list[Unit]) -> None:
+        """Write a group in one transaction.
+
+        New messages go first, in one statement: a key is never reused, so nothing in the group can depend on a
+        message not being there yet.
+        """
+        inserts: list[tuple[object, ...]] = []
+        others: list[tuple[str, list[tuple[object, ...]]]] = []
+        counters: dict[int, list[int]] = {}
+        for unit in group:
+            for sql, parameters, key, active, deferred, scheduled, size, last in unit.changes:
+                if sql is INSERT:
+                    inserts.append(parameters)
+                elif others and others[-1][0] is sql:
+                    others[-1][1].append(parameters)
+                else:
+                    others.append((sql, [parameters]))
+                if key >= 0:
+                    counts = counters.get(key)
+                    if counts is None:
+                        counters[key] = [active, deferred, scheduled, size, last]
+                    else:
+                        counts[0] += active
+                        counts[1] += deferred
+                        counts[2] += scheduled
+                        counts[3] += size
+                        counts[4] = max(counts[4], last)
+        if not inserts and not others:
+            return
+        connection = self._writer_connection
+        connection.execute("BEGIN IMMEDIATE")
+        if inserts:
+            connection.executemany(INSERT, inserts)
+        for sql, rows in others:
+            connection.executemany(sql, rows)
+        if counters:
+            connection.executemany(COUNT, [(key, *counts) for key, counts in counters.items()])
+        connection.execute("COMMIT")
+
+    # ---- closing ----
+
+    async def close(self) -> None:
+        """Write what was submitted, then close the files."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._idle.wait()
+        self._handover.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self.reader.close()
+        self._writer_connection.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)

@@ -1,0 +1,88 @@
+"""A topic: what is sent to it goes to every subscription, in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .errors import BrokerError
+from .message import Arrival, Message
+from .queue import Counters, Done, Environment, Limits, Queue
+from .schema import Change, State
+from .store import StoreError
+
+
+class Topic(Queue):
+    """A topic keeps only scheduled messages itself; the rest is stored once for each subscription."""
+
+    def __init__(
+        self, key: int, path: str, limits: Limits, environment: Environment, counters: Counters
+    ) -> None:
+        super().__init__(key, path, limits, environment, counters)
+        self.subscriptions: dict[str, Queue] = {}
+
+    def check(self, arrivals: Sequence[Arrival]) -> None:
+        super().check(arrivals)
+        for subscription in self.subscriptions.values():
+            subscription.check(arrivals)
+
+    def check_quota(self, size: int) -> None:
+        """The size of a topic is the size of what its subscriptions hold."""
+        held = sum(s.counters.bytes for s in self.subscriptions.values())
+        super().check_quota(size + held)
+
+    def take(self, arrivals: Sequence[Arrival], done: Done) -> None:
+        now = self.env.now_ms()
+        self.accessed_at = now / 1000
+        changes: list[Change] = []
+        scheduled: list[Message] = []
+        copies: list[tuple[Queue, Message]] = []
+        remembered: list[str] = []
+        for arrival in arrivals:
+            if arrival.is_ping and not self.env.delivers_pings():
+                self.pings += 1
+            elif self.is_duplicate(arrival, now, changes, remembered):
+                continue
+            elif arrival.due_at is not None and arrival.due_at > now:
+                message = self.admit(arrival, now)
+                scheduled.append(message)
+                changes.append(message.insertion(self.key))
+            else:
+                for subscription in self.subscriptions.values():
+                    ttl = _shorter(self.limits.default_ttl_ms, subscription.limits.default_ttl_ms)
+                    copy = arrival.stored(subscription.next_sequence(), now, State.ACTIVE, ttl)
+                    copies.append((subscription, copy))
+                    changes.append(copy.insertion(subscription.key))
+
+        def committed(error: BrokerError | None) -> None:
+            if error is None:
+                for subscription, copy in copies:
+                    subscription.arrived(copy)
+            done(error)
+
+        self.submit_arrivals(scheduled, changes, remembered, committed)
+
+    def activate(self, sequence: int) -> None:
+        """A scheduled message is due: each subscription gets its copy."""
+        message = self._due(sequence)
+        if message is None:
+            return
+        changes = [self._removal(message, State.SCHEDULED)]
+        copies = []
+        for subscription in self.subscriptions.values():
+            copy = subscription.activated(message)
+            copies.append((subscription, copy))
+            changes.append(copy.insertion(subscription.key))
+
+        def committed(error: StoreError | None) -> None:
+            self._held.discard(sequence)
+            if error is None:
+                self._forget(State.SCHEDULED, message.size)
+                for subscription, copy in copies:
+                    subscription.arrived(copy)
+
+        self.env.store.submit(changes, committed)
+
+
+def _shorter(first: int | None, second: int | None) -> int | None:
+    given = [value for value in (first, second) if value is not None]
+    return min(given) if given else None
