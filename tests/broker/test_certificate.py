@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import multiprocessing
 import os
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -83,11 +83,13 @@ def handshake(port: int, trusted: Path, name: str, *, newest: ssl.TLSVersion | N
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     if newest is not None:
         context.maximum_version = newest
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
-        with context.wrap_socket(raw, server_hostname=name) as secure:
-            secure.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            assert secure.recv(1024).startswith(b"HTTP/1.1 200")
-            return secure.version()
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname=name) as secure,
+    ):
+        secure.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert secure.recv(1024).startswith(b"HTTP/1.1 200")
+        return secure.version()
 
 
 # Against real clients
@@ -341,7 +343,7 @@ def test_a_failed_write_leaves_the_old_files_and_no_other(
     with pytest.raises(CertificateError, match="No space left"):
         ensure_certificate(tmp_path, ["new.test"])
     assert contents(tmp_path) == before
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 def test_a_folder_that_is_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -393,35 +395,51 @@ def test_threads_that_start_together_end_up_with_one_certificate(tmp_path: Path)
     server_context(made[0])
 
 
-def _ensure_in_child(folder: str, name: str) -> tuple[bytes, float]:
-    certificate = ensure_certificate(Path(folder), [name])
-    server_context(certificate)
-    return certificate.ca_file.read_bytes(), certificate.not_after
+ENSURE_IN_CHILD = """
+import sys
+from pathlib import Path
+from twinbus.broker.certificate import ensure_certificate, server_context
+sys.stdin.read()
+certificate = ensure_certificate(Path(sys.argv[1]), [sys.argv[2]])
+server_context(certificate)
+print(certificate.ca_file.read_text())
+"""
 
 
 def test_processes_that_start_together_end_up_with_one_authority(tmp_path: Path) -> None:
-    folder = str(tmp_path / "tls")
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        made = pool.starmap(_ensure_in_child, [(folder, f"host-{number % 4}.test") for number in range(16)])
-    assert len({authority for authority, _ in made}) == 1
-    assert {f"host-{number}.test" for number in range(4)} < names_in(ensure_certificate(Path(folder)))
+    folder = tmp_path / "tls"
+    names = [f"host-{number}.test" for number in range(4)]
+    command = [sys.executable, "-c", ENSURE_IN_CHILD, str(folder)]
+    with contextlib.ExitStack() as stack:
+        children = []
+        for name in names:
+            child = subprocess.Popen(
+                [*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            stack.enter_context(child)
+            stack.callback(child.kill)
+            children.append(child)
+        for child in children:
+            # They wait for the end of their input, so that all have started before the first goes on.
+            assert child.stdin is not None
+            child.stdin.close()
+        printed = [child.stdout.read() for child in children if child.stdout is not None]
+        assert [child.wait(60) for child in children] == [0, 0, 0, 0]
+    assert len(set(printed)) == 1
+    assert set(names) < names_in(ensure_certificate(folder))
 
 
 def test_a_lock_that_is_never_given_back_ends_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.broker.certificate._LOCK_SECONDS", 0.0)
     held, release = threading.Event(), threading.Event()
 
-    def hold() -> float:
+    def hold(folder: Path) -> None:
         held.set()
         assert release.wait(30)
-        return NOW
 
-    def slow_names(folder: Path) -> None:
-        hold()
-
-    monkeypatch.setattr("twinbus.broker.certificate._remove_leftovers", slow_names)
+    monkeypatch.setattr("twinbus.broker.certificate._LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("twinbus.broker.certificate._remove_leftovers", hold)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ensure_certificate, tmp_path)
         assert held.wait(30)

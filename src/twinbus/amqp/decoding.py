@@ -51,6 +51,10 @@ _BY_NIBBLE |= {0xC: _NARROW, 0xD: _WIDE, 0xE: _NARROW, 0xF: _WIDE}
 _WIDTH = [_BY_NIBBLE[code >> 4] if code in _KNOWN_CODES else _UNKNOWN for code in range(256)]
 
 
+def too_deep() -> DecodeError:
+    return DecodeError(f"values nested deeper than {MAX_DEPTH}")
+
+
 def _bad_code(code: int) -> DecodeError:
     return DecodeError(f"unknown type constructor 0x{code:02x}")
 
@@ -105,24 +109,36 @@ def _past_the_end() -> DecodeError:
     return DecodeError("a length points past the end of the data")
 
 
-def _narrow(convert: Callable[..., Any], *encoding: str) -> Decoder:
+def _narrow(convert: Callable[[Any], Any]) -> Decoder:
     def decode_narrow(buf: Any, pos: int, depth: int) -> tuple[Any, int]:
         end = pos + 1 + buf[pos]
         if end > len(buf):
             raise _past_the_end()
-        return convert(buf[pos + 1 : end], *encoding), end
+        return convert(buf[pos + 1 : end]), end
 
     return decode_narrow
 
 
-def _wide(convert: Callable[..., Any], *encoding: str) -> Decoder:
+def _wide(convert: Callable[[Any], Any]) -> Decoder:
     def decode_wide(buf: Any, pos: int, depth: int) -> tuple[Any, int]:
         end = pos + 4 + _u32(buf, pos)[0]
         if end > len(buf):
             raise _past_the_end()
-        return convert(buf[pos + 4 : end], *encoding), end
+        return convert(buf[pos + 4 : end]), end
 
     return decode_wide
+
+
+def _text(raw: Any) -> str:
+    return str(raw, "utf-8")
+
+
+def _ascii(raw: Any) -> str:
+    return str(raw, "ascii")
+
+
+def _symbol(raw: Any) -> Symbol:
+    return Symbol(raw, "ascii")
 
 
 def _boolean(octet: int) -> bool:
@@ -137,7 +153,7 @@ def _char(code_point: int) -> Char:
     return Char(chr(code_point))
 
 
-def _extent(buf: Any, pos: int, wide: bool) -> tuple[int, int, int]:
+def extent(buf: Any, pos: int, wide: bool) -> tuple[int, int, int]:
     """Count, first item and end of a list, map or array."""
     if wide:
         size, count, start = _u32(buf, pos)[0], _u32(buf, pos + 4)[0], pos + 8
@@ -153,11 +169,11 @@ def _extent(buf: Any, pos: int, wide: bool) -> tuple[int, int, int]:
 def _compounds(table: list[Decoder]) -> tuple[Callable[[bool], Decoder], Callable[[bool], Decoder], Decoder]:
     def list_of(wide: bool) -> Decoder:
         def decode_list(buf: Any, pos: int, depth: int) -> tuple[Any, int]:
-            count, pos, end = _extent(buf, pos, wide)
+            count, pos, end = extent(buf, pos, wide)
             if count > end - pos:
                 raise DecodeError("a list claims more items than it has bytes")
             if depth >= MAX_DEPTH:
-                raise DecodeError(f"values nested deeper than {MAX_DEPTH}")
+                raise too_deep()
             items = []
             for _ in range(count):
                 value, pos = table[buf[pos]](buf, pos + 1, depth + 1)
@@ -170,11 +186,11 @@ def _compounds(table: list[Decoder]) -> tuple[Callable[[bool], Decoder], Callabl
 
     def map_of(wide: bool) -> Decoder:
         def decode_map(buf: Any, pos: int, depth: int) -> tuple[Any, int]:
-            count, pos, end = _extent(buf, pos, wide)
+            count, pos, end = extent(buf, pos, wide)
             if count > end - pos or count % 2:
                 raise DecodeError("a map's count is odd or larger than its bytes")
             if depth >= MAX_DEPTH:
-                raise DecodeError(f"values nested deeper than {MAX_DEPTH}")
+                raise too_deep()
             entries = {}
             for _ in range(count // 2):
                 key, pos = table[buf[pos]](buf, pos + 1, depth + 1)
@@ -191,7 +207,7 @@ def _compounds(table: list[Decoder]) -> tuple[Callable[[bool], Decoder], Callabl
 
     def described(buf: Any, pos: int, depth: int) -> tuple[Any, int]:
         if depth >= MAX_DEPTH:
-            raise DecodeError(f"values nested deeper than {MAX_DEPTH}")
+            raise too_deep()
         descriptor, pos = table[buf[pos]](buf, pos + 1, depth + 1)
         value, pos = table[buf[pos]](buf, pos + 1, depth + 1)
         return Described(descriptor, value), pos
@@ -202,9 +218,9 @@ def _compounds(table: list[Decoder]) -> tuple[Callable[[bool], Decoder], Callabl
 def _arrays(table: list[Decoder]) -> Callable[[bool], Decoder]:
     def array_of(wide: bool) -> Decoder:
         def decode_array(buf: Any, pos: int, depth: int) -> tuple[Any, int]:
-            count, pos, end = _extent(buf, pos, wide)
+            count, pos, end = extent(buf, pos, wide)
             if depth >= MAX_DEPTH:
-                raise DecodeError(f"values nested deeper than {MAX_DEPTH}")
+                raise too_deep()
             if pos == end and not count:
                 return Array(0x40), end
             code, descriptor = buf[pos], None
@@ -246,7 +262,7 @@ def _table(typed: bool) -> list[Decoder]:
     table: list[Decoder] = [unknown(code) for code in range(256)]
     list_of, map_of, described = _compounds(table)
     array_of = _arrays(table)
-    symbol = Symbol if typed else str
+    symbol = _symbol if typed else _ascii
     for code, decoder in {
         0x00: described,
         0x40: _constant(None),
@@ -277,10 +293,10 @@ def _table(typed: bool) -> list[Decoder]:
         0x98: _bytes_of(16, lambda raw: uuid.UUID(bytes=raw)),
         0xA0: _narrow(bytes),
         0xB0: _wide(bytes),
-        0xA1: _narrow(str, "utf-8"),
-        0xB1: _wide(str, "utf-8"),
-        0xA3: _narrow(symbol, "ascii"),
-        0xB3: _wide(symbol, "ascii"),
+        0xA1: _narrow(_text),
+        0xB1: _wide(_text),
+        0xA3: _narrow(symbol),
+        0xB3: _wide(symbol),
         0xC0: list_of(False),
         0xD0: list_of(True),
         0xC1: map_of(False),
@@ -298,18 +314,22 @@ PLAIN: Final = _table(typed=False)
 """How to decode what follows each constructor, as `decode_plain` does; for readers that loop over fields."""
 
 
-def ended_early() -> DecodeError:
-    """What an `IndexError` or a `struct.error` from a decoder means."""
+MALFORMED: Final = (IndexError, struct.error, UnicodeDecodeError)
+"""What the decoders raise besides `DecodeError`; `malformed` says what it means."""
+
+
+def malformed(error: Exception) -> DecodeError:
+    """The `DecodeError` for one of `MALFORMED`."""
+    if isinstance(error, UnicodeDecodeError):
+        return DecodeError(f"text is not valid: {error.reason}")
     return DecodeError("the data ends inside a value")
 
 
 def _decode_with(table: list[Decoder], buf: bytes | bytearray | memoryview, pos: int) -> tuple[Any, int]:
     try:
         return table[buf[pos]](buf, pos + 1, 0)
-    except (IndexError, struct.error):
-        raise ended_early() from None
-    except UnicodeDecodeError as error:
-        raise DecodeError(f"text is not valid: {error.reason}") from None
+    except MALFORMED as error:
+        raise malformed(error) from None
 
 
 def decode(buf: bytes | bytearray | memoryview, pos: int = 0) -> tuple[Any, int]:
@@ -344,8 +364,8 @@ def skip(buf: bytes | bytearray | memoryview, pos: int) -> int:
             else:
                 raise _bad_code(code)
             pending -= 1
-    except (IndexError, struct.error):
-        raise ended_early() from None
+    except MALFORMED as error:
+        raise malformed(error) from None
     if pos > len(buf):
         raise _past_the_end()
     return pos

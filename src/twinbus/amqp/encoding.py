@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from .decoding import MAX_EMPTY_ARRAY_ITEMS
 from .types import (
     Array,
     Byte,
@@ -28,7 +29,6 @@ from .types import (
     UShort,
 )
 
-_pack_u16 = struct.Struct(">H").pack
 _pack_u32 = struct.Struct(">I").pack
 _pack_u64 = struct.Struct(">Q").pack
 _pack_i64 = struct.Struct(">q").pack
@@ -92,24 +92,6 @@ def _encode_variable(out: bytearray, narrow: int, raw: bytes | bytearray | memor
     out += raw
 
 
-def _encode_list(out: bytearray, value: Any) -> None:
-    if not value:
-        out.append(0x45)
-        return
-    body = bytearray()
-    for item in value:
-        encode_into(body, item)
-    _encode_compound(out, 0xC0, len(value), body)
-
-
-def _encode_map(out: bytearray, value: Any) -> None:
-    body = bytearray()
-    for key, item in value.items():
-        encode_into(body, key)
-        encode_into(body, item)
-    _encode_compound(out, 0xC1, 2 * len(value), body)
-
-
 def _encode_compound(out: bytearray, narrow: int, count: int, body: bytes | bytearray) -> None:
     if len(body) < 255 and count < 256:
         out += bytes((narrow, len(body) + 1, count))
@@ -126,82 +108,144 @@ def _encode_described(out: bytearray, value: Any) -> None:
     encode_into(out, value.value)
 
 
-# How the items of an array are written, by the array's constructor: the widest form of each type.
-_ARRAY_ITEM: dict[int, Callable[[Any], bytes]] = {
-    0x40: lambda v: b"",
+def _char_bytes(value: Any) -> bytes:
+    code_point = ord(value)
+    if 0xD800 <= code_point <= 0xDFFF:
+        raise EncodeError(f"0x{code_point:x} is no Unicode character")
+    return _pack_u32(code_point)
+
+
+def _bytes_of(width: int) -> Callable[[Any], bytes]:
+    def check_width(value: bytes) -> bytes:
+        if len(value) != width:
+            raise EncodeError(f"a {type(value).__name__} has {width} bytes, not {len(value)}")
+        return value
+
+    return check_width
+
+
+def _nothing_but(constant: Any) -> Callable[[Any], bytes]:
+    def check_constant(value: Any) -> bytes:
+        if value != constant:
+            raise EncodeError(f"the constructor of the array stands for {constant!r} and nothing else")
+        return b""
+
+    return check_constant
+
+
+# How the items of an array are written, by the constructor they share. Those of variable size are elsewhere.
+_FIXED_ITEM: dict[int, Callable[[Any], bytes]] = {
+    0x40: _nothing_but(None),
+    0x41: _nothing_but(True),
+    0x42: _nothing_but(False),
+    0x43: _nothing_but(0),
+    0x44: _nothing_but(0),
+    0x45: _nothing_but([]),
     0x50: struct.Struct(">B").pack,
     0x51: struct.Struct(">b").pack,
     0x52: struct.Struct(">B").pack,
     0x53: struct.Struct(">B").pack,
     0x54: struct.Struct(">b").pack,
     0x55: struct.Struct(">b").pack,
-    0x56: lambda v: b"\x01" if v else b"\x00",
+    0x56: struct.Struct(">?").pack,
     0x60: struct.Struct(">H").pack,
     0x61: struct.Struct(">h").pack,
     0x70: struct.Struct(">I").pack,
     0x71: struct.Struct(">i").pack,
     0x72: struct.Struct(">f").pack,
-    0x73: lambda v: _pack_u32(ord(v)),
-    0x74: bytes,
+    0x73: _char_bytes,
+    0x74: _bytes_of(4),
     0x80: struct.Struct(">Q").pack,
     0x81: struct.Struct(">q").pack,
     0x82: struct.Struct(">d").pack,
     0x83: struct.Struct(">q").pack,
-    0x84: bytes,
-    0x94: bytes,
-    0x98: lambda v: bytes(v.bytes),
-    0xA0: lambda v: bytes((len(v),)) + v,
-    0xB0: lambda v: _pack_u32(len(v)) + v,
-    0xA1: lambda v: bytes((len(v.encode()),)) + v.encode(),
-    0xB1: lambda v: _pack_u32(len(v.encode())) + v.encode(),
-    0xA3: lambda v: bytes((len(v),)) + v.encode("ascii"),
-    0xB3: lambda v: _pack_u32(len(v)) + v.encode("ascii"),
+    0x84: _bytes_of(8),
+    0x94: _bytes_of(16),
+    0x98: lambda value: bytes(value.bytes),
 }
 
 
-def _compound_item(code: int, value: Any) -> bytes:
-    """A list, map or array inside an array: always in its wide form, without the constructor."""
+def _list_body(value: Any) -> bytearray:
     body = bytearray()
-    count = len(value)
-    if code == 0xD0:
-        for item in value:
-            encode_into(body, item)
-    elif code == 0xD1:
-        count *= 2
-        for key, item in value.items():
-            encode_into(body, key)
-            encode_into(body, item)
-    elif code == 0xF0:
-        _array_body(body, value)
-    else:
-        raise EncodeError(f"an array of constructor 0x{code:02x} cannot be written")
-    return _pack_u32(len(body) + 4) + _pack_u32(count) + bytes(body)
-
-
-def _array_body(out: bytearray, value: Array) -> None:
-    if value.descriptor is not None:
-        out.append(0)
-        encode_into(out, value.descriptor)
-    # Narrow lists, maps and arrays become wide ones: one constructor must fit every item.
-    code = value.code | 0x10 if value.code in (0xC0, 0xC1, 0xE0) else value.code
-    out.append(code)
-    item_encoder = _ARRAY_ITEM.get(code)
     for item in value:
-        out += item_encoder(item) if item_encoder else _compound_item(code, item)
+        encode_into(body, item)
+    return body
+
+
+def _map_body(value: Any) -> bytearray:
+    body = bytearray()
+    for key, item in value.items():
+        encode_into(body, key)
+        encode_into(body, item)
+    return body
+
+
+def _array_body(array: Array) -> bytearray:
+    body = bytearray()
+    if array.descriptor is not None:
+        body.append(0)
+        encode_into(body, array.descriptor)
+    try:
+        code, items = _array_items(array.code, array)
+    except (AttributeError, TypeError) as error:
+        raise EncodeError(f"an item does not fit an array of constructor 0x{array.code:02x}: {error}") from None
+    body.append(code)
+    return body + b"".join(items)
+
+
+def _array_items(code: int, array: Array) -> tuple[int, list[bytes]]:
+    """The constructor that fits every item, and the items as they follow it."""
+    encoder = _FIXED_ITEM.get(code)
+    if encoder is not None:
+        if code < 0x50 and len(array) > MAX_EMPTY_ARRAY_ITEMS:
+            raise EncodeError(f"an array of items without bytes has at most {MAX_EMPTY_ARRAY_ITEMS}")
+        return code, [encoder(item) for item in array]
+    wide = code | 0x10
+    if wide == 0xB0:
+        texts = [bytes(memoryview(item)) for item in array]
+    elif wide == 0xB1:
+        texts = [str.encode(item) for item in array]
+    elif wide == 0xB3:
+        texts = [str.encode(item, "ascii") for item in array]
+    elif wide == 0xD0:
+        return wide, [_counted(len(item), _list_body(item)) for item in array]
+    elif wide == 0xD1:
+        return wide, [_counted(2 * len(item), _map_body(item)) for item in array]
+    elif wide == 0xF0:
+        return wide, [_counted(len(item), _array_body(item)) for item in array]
+    else:
+        raise EncodeError(f"an array cannot have the constructor 0x{code:02x}")
+    if code == wide or any(len(text) > 255 for text in texts):
+        return wide, [_pack_u32(len(text)) + text for text in texts]
+    return code, [bytes((len(text),)) + text for text in texts]
+
+
+def _counted(count: int, body: bytearray) -> bytes:
+    """A list, map or array without its constructor, in the wide form."""
+    return _pack_u32(len(body) + 4) + _pack_u32(count) + body
+
+
+def _encode_list(out: bytearray, value: Any) -> None:
+    if value:
+        _encode_compound(out, 0xC0, len(value), _list_body(value))
+    else:
+        out.append(0x45)
+
+
+def _encode_map(out: bytearray, value: Any) -> None:
+    _encode_compound(out, 0xC1, 2 * len(value), _map_body(value))
 
 
 def _encode_array(out: bytearray, value: Any) -> None:
-    body = bytearray()
-    _array_body(body, value)
-    _encode_compound(out, 0xE0, len(value), body)
+    _encode_compound(out, 0xE0, len(value), _array_body(value))
 
 
 def _encode_decimal(code: int, width: int) -> Callable[[bytearray, Any], None]:
+    checked = _bytes_of(width)
+
     def encode_decimal(out: bytearray, value: Any) -> None:
-        if len(value) != width:
-            raise EncodeError(f"a {type(value).__name__} has {width} bytes, not {len(value)}")
         out.append(code)
-        out += value
+        out += checked(value)
 
     return encode_decimal
 
@@ -216,8 +260,10 @@ def _encode_uuid(out: bytearray, value: Any) -> None:
 
 
 def _encode_char(out: bytearray, value: Any) -> None:
+    if len(value) != 1:
+        raise EncodeError(f"a Char is one character, not {len(value)}")
     out.append(0x73)
-    out += _pack_u32(ord(value))
+    out += _char_bytes(value)
 
 
 _ENCODERS: dict[type, Callable[[bytearray, Any], None]] = {

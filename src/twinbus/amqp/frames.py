@@ -12,7 +12,7 @@ from typing import Any
 
 from .encoding import encode_into
 from .performatives import described, encode_performative
-from .types import DecodeError
+from .types import DecodeError, EncodeError
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
@@ -73,14 +73,27 @@ def uint(value: int) -> bytes:
 
 
 def transfer_frames(
-    channel: int, handle: int, delivery_id: int, tag: bytes, settled: bool, payload: bytes, max_frame_size: int
+    channel: int,
+    handle: int,
+    delivery_id: int,
+    tag: bytes,
+    settled: bool,
+    payload: bytes,
+    max_frame_size: int,
 ) -> list[bytes]:
-    """A delivery as one frame, or as many as the peer's frame size asks for."""
+    """A delivery as one frame, or as many as the peer's frame size asks for.
+
+    Raises `EncodeError` for a tag of more than 32 bytes, or a `max_frame_size` that AMQP does not allow.
+    """
+    if len(tag) > 32:
+        raise EncodeError(f"a delivery tag has at most 32 bytes, not {len(tag)}")
     settle = b"\x41" if settled else b"\x42"
     # handle, delivery-id, delivery-tag (at most 32 bytes), message-format 0, settled
     fields = b"".join((uint(handle), uint(delivery_id), bytes((0xA0, len(tag))), tag, b"\x43", settle))
     if 8 + _TRANSFER_OVERHEAD + len(fields) + len(payload) <= max_frame_size:
         return [_transfer(channel, fields, False, payload)]
+    if max_frame_size < MIN_MAX_FRAME_SIZE:
+        raise EncodeError(f"max-frame-size must be at least {MIN_MAX_FRAME_SIZE}, not {max_frame_size}")
     pos = max_frame_size - 8 - _TRANSFER_OVERHEAD - len(fields)
     out = [_transfer(channel, fields, True, payload[:pos])]
     fields = uint(handle) + b"\x40\x40\x40\x40"

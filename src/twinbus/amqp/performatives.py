@@ -1,14 +1,16 @@
 """The frame bodies of AMQP 1.0, of SASL, and the outcomes of a delivery, as named tuples.
 
-A performative arrives as `Attach(name="…", handle=0, …)` with plain Python values and `None` for what was left
-out; `encode_performative` writes one with the types the specification asks for.
+A performative arrives as `Attach(name="…", handle=0, …)` with plain Python values of the right type, and
+`None` for what was left out; `encode_performative` writes one with the types the specification asks for.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
-from .decoding import decode_plain
+from .composites import Composite, check_mandatory, composite, decode_fields, too_many
+from .decoding import MALFORMED, MAX_DEPTH, PLAIN, extent, malformed, too_deep
 from .encoding import encode_into
 from .types import DecodeError, Described, Symbol, UByte, UInt, ULong, UShort
 
@@ -216,127 +218,145 @@ BY_CODE: dict[int, type[tuple[Any, ...]]] = {
     0x44: SaslOutcome,
 }
 _CODE = {kind: code for code, kind in BY_CODE.items()}
-_SYMBOLIC = {
-    f"amqp:{name}:list": code
-    for name, code in {
-        "open": 0x10,
-        "begin": 0x11,
-        "attach": 0x12,
-        "flow": 0x13,
-        "transfer": 0x14,
-        "disposition": 0x15,
-        "detach": 0x16,
-        "end": 0x17,
-        "close": 0x18,
-        "error": 0x1D,
-        "received": 0x23,
-        "accepted": 0x24,
-        "rejected": 0x25,
-        "released": 0x26,
-        "modified": 0x27,
-        "source": 0x28,
-        "target": 0x29,
-        "coordinator": 0x30,
-        "sasl-mechanisms": 0x40,
-        "sasl-init": 0x41,
-        "sasl-challenge": 0x42,
-        "sasl-response": 0x43,
-        "sasl-outcome": 0x44,
-    }.items()
+_FRAME_BODIES = frozenset(kind for code, kind in BY_CODE.items() if code <= 0x18 or code >= 0x40)
+
+_TYPES: dict[type, str] = {
+    Open: "string!, string, uint, ushort, uint, value, value, value, value, map",
+    Begin: "ushort, uint!, uint!, uint!, uint, value, value, map",
+    Attach: "string!, uint!, boolean!, ubyte, ubyte, described type, described type, map, boolean, uint, "
+    "ulong, value, value, map",
+    Flow: "uint, uint!, uint!, uint!, uint, uint, uint, uint, boolean, boolean, map",
+    Transfer: "uint!, uint, binary, uint, boolean, boolean, ubyte, described type, boolean, boolean, boolean",
+    Disposition: "boolean!, uint!, uint, boolean, described type, boolean",
+    Detach: "uint!, boolean, described type",
+    End: "described type",
+    Close: "described type",
+    SaslMechanisms: "value!",
+    SaslInit: "symbol!, binary, string",
+    SaslChallenge: "binary!",
+    SaslResponse: "binary!",
+    SaslOutcome: "ubyte!, binary",
+    Received: "uint!, ulong!",
+    Accepted: "",
+    Rejected: "described type",
+    Released: "",
+    Modified: "boolean, boolean, map",
+    Source: "value, uint, symbol, uint, boolean, map, symbol, map, described type, value, value",
+    Target: "value, uint, symbol, uint, boolean, map, value",
+    Coordinator: "value",
+    Error: "symbol!, string, map",
 }
 
-# The AMQP type of each field whose plain Python value would be written as something else.
-_UINT, _USHORT, _UBYTE, _SYMBOL, _ULONG = UInt, UShort, UByte, Symbol, ULong
-_FIELD_TYPES: dict[str, type] = {
-    "max_frame_size": _UINT,
-    "channel_max": _USHORT,
-    "idle_time_out": _UINT,
-    "remote_channel": _USHORT,
-    "next_outgoing_id": _UINT,
-    "next_incoming_id": _UINT,
-    "incoming_window": _UINT,
-    "outgoing_window": _UINT,
-    "handle_max": _UINT,
-    "handle": _UINT,
-    "snd_settle_mode": _UBYTE,
-    "rcv_settle_mode": _UBYTE,
-    "initial_delivery_count": _UINT,
-    "max_message_size": _ULONG,
-    "delivery_count": _UINT,
-    "link_credit": _UINT,
-    "available": _UINT,
-    "delivery_id": _UINT,
-    "message_format": _UINT,
-    "first": _UINT,
-    "last": _UINT,
-    "code": _UBYTE,
-    "mechanism": _SYMBOL,
-    "condition": _SYMBOL,
-    "durable": _UINT,
-    "timeout": _UINT,
-    "expiry_policy": _SYMBOL,
-    "distribution_mode": _SYMBOL,
-    "section_number": _UINT,
-    "section_offset": _ULONG,
-}
-_REQUIRED: dict[type, tuple[tuple[int, type], ...]] = {
-    Open: ((0, str),),
-    Begin: ((1, int), (2, int), (3, int)),
-    Attach: ((0, str), (1, int), (2, bool)),
-    Flow: ((1, int), (2, int), (3, int)),
-    Transfer: ((0, int),),
-    Disposition: ((0, bool), (1, int)),
-    Detach: ((0, int),),
-    SaslInit: ((0, str),),
-}
+
+def _kinds() -> dict[int | str, tuple[type[tuple[Any, ...]], Composite]]:
+    """Every kind by both of its descriptors."""
+    found: dict[int | str, tuple[type[tuple[Any, ...]], Composite]] = {}
+    for code, make in BY_CODE.items():
+        fields: tuple[str, ...] = make._fields  # type: ignore[attr-defined]
+        dashed = re.sub("(?<=[a-z])(?=[A-Z])", "-", make.__name__).lower()
+        found[code] = found[f"amqp:{dashed}:list"] = make, composite(make.__name__, fields, _TYPES[make])
+    return found
+
+
+_KINDS = _kinds()
+_UNKNOWN: tuple[Any, None] = None, None
+_COMPOSITE = dict(_KINDS.values())
+_ERROR_FIELD = {Detach: 2, End: 0, Close: 0, Rejected: 0}
+# What a field is written as when its value is a plain `int` or `str`.
+_WRAPS: dict[str, type] = {"ubyte": UByte, "ushort": UShort, "uint": UInt, "ulong": ULong, "symbol": Symbol}
+
+
+def _build(make: type[tuple[Any, ...]], kind: Composite, values: list[Any]) -> Any:
+    if make in _ERROR_FIELD and len(values) > _ERROR_FIELD[make]:
+        error = values[_ERROR_FIELD[make]]
+        if error is not None and type(error) is not Error:
+            raise DecodeError(f"{kind.name}.error must be an error")
+    if len(values) < kind.most:
+        values += [None] * (kind.most - len(values))
+    # The mandatory fields are there and all other defaults are None, so the constructor would add nothing.
+    return tuple.__new__(make, values)
 
 
 def as_performative(value: Any) -> Any:
     """Turn a described list into its named tuple, nested ones too; anything else comes back as it is."""
-    if type(value) is not Described:
+    if type(value) is not Described or not isinstance(value.descriptor, (int, str)):
         return value
-    descriptor = value.descriptor
-    code = _SYMBOLIC.get(descriptor) if isinstance(descriptor, str) else descriptor
-    kind = BY_CODE.get(code) if isinstance(code, int) else None
+    make, kind = _KINDS.get(value.descriptor, _UNKNOWN)
     if kind is None:
         return value
-    if not isinstance(value.value, list):
-        raise DecodeError(f"{kind.__name__} must be a list")
-    try:
-        return kind(*[as_performative(field) if type(field) is Described else field for field in value.value])
-    except TypeError:
-        raise DecodeError(f"{kind.__name__} has {len(value.value)} fields, too many") from None
+    fields = value.value
+    if not isinstance(fields, list):
+        raise DecodeError(f"{kind.name} must be a list")
+    if len(fields) > kind.most:
+        raise too_many(kind, len(fields))
+    check_mandatory(kind, fields)
+    return _build(make, kind, [as_performative(field) for field in fields])
+
+
+def _decode_described(buf: Any, pos: int, depth: int) -> tuple[Any, int]:
+    """The decoder of described values inside a frame: the kinds above as they are, others as `Described`."""
+    if depth >= MAX_DEPTH:
+        raise too_deep()
+    if buf[pos] == 0x53:
+        descriptor = buf[pos + 1]
+        pos += 2
+    else:
+        descriptor, pos = PLAIN[buf[pos]](buf, pos + 1, depth + 1)
+    code = buf[pos]
+    # The type keeps 16.0 from passing for 16, and lists out of a dictionary's keys.
+    known = type(descriptor) is int or type(descriptor) is str
+    make, kind = _KINDS.get(descriptor, _UNKNOWN) if known else _UNKNOWN
+    if kind is None:
+        value, pos = PLAIN[code](buf, pos + 1, depth + 1)
+        return Described(descriptor, value), pos
+    if code == 0x45:
+        count, start, end = 0, pos + 1, pos + 1
+    elif code == 0xC0 or code == 0xD0:
+        count, start, end = extent(buf, pos + 1, code == 0xD0)
+    else:
+        raise DecodeError(f"{kind.name} must be a list")
+    if count > kind.most:
+        raise too_many(kind, count)
+    values, pos = decode_fields(kind, _DECODERS, buf, start, count, depth + 1)
+    if pos != end:
+        raise DecodeError(f"the size of {kind.name} does not match its fields")
+    return _build(make, kind, values), end
+
+
+_DECODERS = PLAIN.copy()
+_DECODERS[0] = _decode_described
 
 
 def decode_performative(buf: bytes | memoryview, pos: int) -> tuple[Any, int]:
-    """The performative at `pos` as a named tuple, and where the payload behind it starts."""
-    value, pos = decode_plain(buf, pos)
-    performative = as_performative(value)
-    if type(performative) is Described or type(value) is not Described:
+    """The performative at `pos` as a named tuple, and where the payload behind it starts.
+
+    Raises `DecodeError` for anything that is not the body of a frame, with the name of the field that is
+    missing or has the wrong type.
+    """
+    try:
+        performative, pos = _DECODERS[buf[pos]](buf, pos + 1, 0)
+    except MALFORMED as error:
+        raise malformed(error) from None
+    if type(performative) not in _FRAME_BODIES:
         raise DecodeError("a frame must hold a performative")
-    for index, expected in _REQUIRED.get(type(performative), ()):
-        if len(value.value) <= index or not isinstance(performative[index], expected):
-            field = performative._fields[index]
-            raise DecodeError(f"{type(performative).__name__}.{field} must be a {expected.__name__}")
     return performative, pos
 
 
-def _typed(name: str, value: Any) -> Any:
-    if value is None:
-        return None
+def _typed(type_name: str, value: Any) -> Any:
     if type(value) in _CODE:
         return described(value)
-    wrap = _FIELD_TYPES.get(name)
+    wrap = _WRAPS.get(type_name)
     return wrap(value) if wrap is not None and type(value) in (int, str) else value
 
 
 def described(performative: Any) -> Described:
     """The performative as a described list, trailing empty fields left out."""
-    fields = [_typed(name, value) for name, value in zip(performative._fields, performative, strict=True)]
-    # A close, detach or rejected with a shortened error hangs some clients, so an error is always written whole.
-    while fields and fields[-1] is None and type(performative) is not Error:
+    kind = type(performative)
+    fields = [_typed(name, value) for name, value in zip(_COMPOSITE[kind].types, performative, strict=True)]
+    # A shortened error in a close, detach or rejected hangs some clients, so it is always written whole.
+    while fields and fields[-1] is None and kind is not Error:
         fields.pop()
-    return Described(ULong(_CODE[type(performative)]), fields)
+    return Described(ULong(_CODE[kind]), fields)
 
 
 def encode_performative(out: bytearray, performative: Any) -> None:

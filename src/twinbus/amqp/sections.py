@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from .decoding import decode, decode_plain, skip
+from .composites import composite, decode_fields, too_many
+from .decoding import MALFORMED, PLAIN, decode, decode_plain, extent, malformed, skip
 from .encoding import encode
-from .types import DecodeError
+from .types import DecodeError, Described
 
 HEADER = 0x70
 DELIVERY_ANNOTATIONS = 0x71
@@ -35,7 +36,47 @@ _SYMBOLIC = {
     "amqp:amqp-value:*": VALUE,
     "amqp:footer:map": FOOTER,
 }
-_u32 = struct.Struct(">I")
+_LISTS = {
+    HEADER: composite(
+        "header",
+        ("durable", "priority", "ttl", "first-acquirer", "delivery-count"),
+        "boolean, ubyte, uint, boolean, uint",
+    ),
+    PROPERTIES: composite(
+        "properties",
+        (
+            "message-id",
+            "user-id",
+            "to",
+            "subject",
+            "reply-to",
+            "correlation-id",
+            "content-type",
+            "content-encoding",
+            "absolute-expiry-time",
+            "creation-time",
+            "group-id",
+            "group-sequence",
+            "reply-to-group-id",
+        ),
+        "message-id, binary, value, string, value, message-id, symbol, symbol, timestamp, timestamp, string, "
+        "uint, string",
+    ),
+}
+# The constructors that the value of each section may have. A null stands for an empty list or map.
+_LIST, _MAP = frozenset(b"\x40\x45\xc0\xd0"), frozenset(b"\x40\xc1\xd1")
+_ALLOWED = {
+    HEADER: _LIST,
+    DELIVERY_ANNOTATIONS: _MAP,
+    MESSAGE_ANNOTATIONS: _MAP,
+    PROPERTIES: _LIST,
+    APPLICATION_PROPERTIES: _MAP,
+    DATA: frozenset(b"\xa0\xb0"),
+    SEQUENCE: _LIST,
+    VALUE: frozenset(range(256)),
+    FOOTER: _MAP,
+}
+_pack_u32 = struct.Struct(">I").pack
 
 
 class Sections(NamedTuple):
@@ -52,63 +93,63 @@ class Sections(NamedTuple):
     body: bytes = b""
 
 
-def _descriptor(buf: bytes, pos: int) -> tuple[int, int]:
-    """The section's code at `pos` and where its value starts."""
+def _open_section(buf: bytes, pos: int) -> tuple[int, int]:
+    """The code of the section at `pos` and where its value starts."""
     if buf[pos] != 0:
         raise DecodeError("a message must be made of described sections")
     if buf[pos + 1] == 0x53:
-        return buf[pos + 2], pos + 3
-    value, pos = decode_plain(buf, pos + 1)
-    code = _SYMBOLIC.get(value) if isinstance(value, str) else value
-    if not isinstance(code, int) or not HEADER <= code <= FOOTER:
+        code, start = buf[pos + 2], pos + 3
+    else:
+        descriptor, start = decode_plain(buf, pos + 1)
+        code = _SYMBOLIC.get(descriptor, 0) if isinstance(descriptor, str) else descriptor
+    if type(code) is not int or code not in _ALLOWED:
         raise DecodeError("a message has a section of unknown kind")
-    return code, pos
+    if buf[start] not in _ALLOWED[code]:
+        raise DecodeError(f"section 0x{code:x} of a message has the wrong type")
+    return code, start
 
 
 def split_sections(message: bytes) -> Sections:
-    """Cut an encoded message into its sections; raises `DecodeError` if they are malformed or out of order."""
+    """Cut an encoded message into its sections; raises `DecodeError` if one is malformed or out of order.
+
+    The delivery annotations may also come last, which is where the SDK writes them.
+    """
     found: list[bytes] = [b"", b"", b"", b"", b"", b""]
-    pos, end, last = 0, len(message), 0
+    pos, end, last, body = 0, len(message), 0, -1
     try:
         while pos < end:
-            code, start = _descriptor(message, pos)
-            if code >= DATA:
-                _check_body(message, pos)
-                found[5] = message[pos:]
-                return Sections(*found)
-            if code <= last or code < HEADER:
-                raise DecodeError("the sections of a message are out of order")
-            last = code
+            code, start = _open_section(message, pos)
             stop = skip(message, start)
-            found[code - HEADER] = message[pos:stop]
-            pos = stop
+            if code >= DATA:
+                if body < 0:
+                    body = pos
+                elif (code != FOOTER and (code != last or code == VALUE)) or last == FOOTER:
+                    raise DecodeError("the body sections of a message do not belong together")
+            elif code > last:
+                found[code - HEADER] = message[pos:stop]
+            elif code == DELIVERY_ANNOTATIONS and body >= 0 and stop == end and not found[1]:
+                found[1], end = message[pos:], pos
+            else:
+                raise DecodeError("the sections of a message are out of order")
+            last, pos = code, stop
     except IndexError:
         raise DecodeError("a message ends inside a section") from None
-    return Sections(*found)
-
-
-def _check_body(message: bytes, pos: int) -> None:
-    end, kind = len(message), 0
-    while pos < end:
-        code, start = _descriptor(message, pos)
-        if code < DATA or code > FOOTER or kind == FOOTER or (kind and code != FOOTER and code != kind):
-            raise DecodeError("the body sections of a message do not belong together")
-        if kind == code == VALUE:
-            raise DecodeError("a message has one value section at most")
-        kind = code
-        if code == DATA and message[start] not in (0xA0, 0xB0):
-            raise DecodeError("a data section must hold binary")
-        pos = skip(message, start)
+    if body >= 0:
+        found[5] = message[body:end]
+    return tuple.__new__(Sections, found)
 
 
 def data_sections(body: bytes) -> list[bytes]:
     """The contents of the data sections in `body`, in order."""
     out, pos = [], 0
-    while pos < len(body):
-        code, start = _descriptor(body, pos)
-        pos = skip(body, start)
-        if code == DATA:
-            out.append(body[start + (2 if body[start] == 0xA0 else 5) : pos])
+    try:
+        while pos < len(body):
+            code, start = _open_section(body, pos)
+            pos = skip(body, start)
+            if code == DATA:
+                out.append(body[start + (2 if body[start] == 0xA0 else 5) : pos])
+    except IndexError:
+        raise DecodeError("a body ends inside a section") from None
     return out
 
 
@@ -116,21 +157,32 @@ def section_value(section: bytes) -> Any:
     """The typed value of a section, or None where it is missing."""
     if not section:
         return None
-    _, start = _descriptor(section, 0)
+    try:
+        _, start = _open_section(section, 0)
+    except IndexError:
+        raise DecodeError("a section ends before its value") from None
     return decode(section, start)[0]
 
 
 def list_fields(section: bytes, upto: int) -> list[Any]:
-    """The first `upto` fields of a header or properties section with plain values, padded with None."""
+    """The first `upto` fields of a header or properties section with plain values, padded with None.
+
+    Raises `DecodeError` with the name of a field that has the wrong type.
+    """
     if not section:
         return [None] * upto
-    _, pos = _descriptor(section, 0)
-    count, pos, _ = _open_compound(section, pos, 0xC0)
-    fields: list[Any] = []
-    for _ in range(min(count, upto)):
-        value, pos = decode_plain(section, pos)
-        fields.append(value)
-    fields.extend([None] * (upto - len(fields)))
+    code, count, pos, _ = _open_compound(section, _LIST)
+    kind = _LISTS.get(code)
+    if kind is None:
+        raise DecodeError(f"the fields of section 0x{code:x} have no names")
+    if count > kind.most:
+        raise too_many(kind, count)
+    try:
+        fields, _ = decode_fields(kind, PLAIN, section, pos, min(count, upto), 1)
+    except MALFORMED as error:
+        raise malformed(error) from None
+    if len(fields) < upto:
+        fields += [None] * (upto - len(fields))
     return fields
 
 
@@ -138,8 +190,7 @@ def raw_fields(section: bytes) -> list[bytes]:
     """Every field of a header or properties section as raw bytes."""
     if not section:
         return []
-    _, pos = _descriptor(section, 0)
-    count, pos, end = _open_compound(section, pos, 0xC0)
+    _, count, pos, end = _open_compound(section, _LIST)
     fields = []
     for _ in range(count):
         stop = skip(section, pos)
@@ -154,13 +205,14 @@ def map_entries(section: bytes) -> list[tuple[Any, bytes]]:
     """The entries of a map section in order: (key, raw key and value)."""
     if not section:
         return []
-    _, pos = _descriptor(section, 0)
-    count, pos, end = _open_compound(section, pos, 0xC1)
+    _, count, pos, end = _open_compound(section, _MAP)
     if count % 2:
         raise DecodeError("a map section has a key without a value")
     entries = []
     for _ in range(count // 2):
         key, stop = decode_plain(section, pos)
+        if type(key) is not str and isinstance(key, (list, dict, Described)):
+            raise DecodeError("a map section's key must be a simple value")
         stop = skip(section, stop)
         entries.append((key, section[pos:stop]))
         pos = stop
@@ -191,20 +243,21 @@ def entry(key: Any, value: Any) -> bytes:
     return encode(key) + encode(value)
 
 
-def _open_compound(buf: bytes, pos: int, narrow: int) -> tuple[int, int, int]:
-    code = buf[pos]
-    if code == narrow:
-        return buf[pos + 2], pos + 3, pos + 2 + buf[pos + 1]
-    if code == narrow | 0x10:
-        return _u32.unpack_from(buf, pos + 5)[0], pos + 9, pos + 5 + _u32.unpack_from(buf, pos + 1)[0]
-    if code == 0x45 and narrow == 0xC0:
-        return 0, pos + 1, pos + 1
-    if code == 0x40:
-        return 0, pos + 1, pos + 1
-    raise DecodeError("a section has the wrong type")
+def _open_compound(section: bytes, allowed: frozenset[int]) -> tuple[int, int, int, int]:
+    """The code of a list or map section, the count of its items, where they start and where they end."""
+    try:
+        code, pos = _open_section(section, 0)
+        constructor = section[pos]
+        if constructor not in allowed:
+            raise DecodeError("a list section was read as a map, or the reverse")
+        if constructor < 0xC0:  # null or the empty list
+            return code, 0, pos + 1, pos + 1
+        return code, *extent(section, pos + 1, constructor >= 0xD0)
+    except MALFORMED as error:
+        raise malformed(error) from None
 
 
 def _compound(section: int, narrow: int, count: int, body: bytes) -> bytes:
     if len(body) < 255 and count < 256:
         return bytes((0, 0x53, section, narrow, len(body) + 1, count)) + body
-    return bytes((0, 0x53, section, narrow | 0x10)) + _u32.pack(len(body) + 4) + _u32.pack(count) + body
+    return bytes((0, 0x53, section, narrow | 0x10)) + _pack_u32(len(body) + 4) + _pack_u32(count) + body

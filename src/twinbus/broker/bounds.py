@@ -165,9 +165,7 @@ def check_status(status: str) -> None:
 def check_text(name: str, value: str, least: int, most: int) -> None:
     """A text within bounds that XML can carry. The message does not show it, for it may be a key."""
     if not least <= len(value) <= most:
-        message = (
-            f"The property '{service_name(name)}' must have {least} to {most} characters, not {len(value)}."
-        )
+        message = f"The property '{service_name(name)}' must have {least} to {most} characters, not {len(value)}."
         raise InvalidDescription(name, message)
     if NOT_XML.search(value):
         message = f"The property '{service_name(name)}' must not contain control characters."

@@ -188,9 +188,7 @@ def _ensure_server(folder: Path, authority: _Pair, wanted: frozenset[Name], now:
 def _make_authority(now: datetime) -> _Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     # The number keeps two authorities apart in a trust store that finds them by name.
-    name = x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, f"twinbus local authority {secrets.token_hex(4)}")]
-    )
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"twinbus local authority {secrets.token_hex(4)}")])
     builder = _builder(name, name, key.public_key(), key.public_key(), now, _CA_LIFETIME)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
@@ -205,9 +203,7 @@ def _make_server(authority: _Pair, names: frozenset[Name], now: datetime) -> _Pa
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    alternative = x509.SubjectAlternativeName(
-        sorted(names, key=lambda name: (type(name).__name__, str(name.value)))
-    )
+    alternative = x509.SubjectAlternativeName(sorted(names, key=lambda name: (type(name).__name__, str(name.value))))
     builder = builder.add_extension(alternative, critical=False)
     return _Pair(builder.sign(authority.key, hashes.SHA256()), key)
 

@@ -34,7 +34,6 @@ import math
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +46,7 @@ from twinbus.broker.descriptions import (
     Tier,
     TopicDescription,
 )
+from twinbus.broker.profile import ProfileName
 from twinbus.broker.security import (
     ALL_RIGHTS,
     MAX_KEY_LENGTH,
@@ -58,6 +58,7 @@ from twinbus.broker.security import (
     Right,
     generate_key,
 )
+from twinbus.broker.store import Durability
 from twinbus.broker.toml_table import (
     ConfigError,
     Reader,
@@ -107,21 +108,6 @@ _DURATIONS = frozenset(
 _NOT_FOR_FILES = frozenset({"path", "topic", "name", "authorization_rules", "availability_status"})
 
 _Described = TypeVar("_Described", QueueDescription, TopicDescription)
-
-
-class Durability(StrEnum):
-    """What an acknowledged send has survived."""
-
-    FULL = "full"
-    NORMAL = "normal"
-    MEMORY = "memory"
-
-
-class ProfileName(StrEnum):
-    """How much a namespace demands of its clients."""
-
-    GENEROUS = "generous"
-    AZURE = "azure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +167,7 @@ class NamespaceConfig:
     bearer_tokens: tuple[BearerToken, ...] = ()
     audience_hosts: tuple[str, ...] = ()
     tier: Tier = Tier.STANDARD
-    profile: ProfileName = ProfileName.GENEROUS
+    profile: ProfileName = ProfileName.DEFAULT
     durability: Durability = Durability.FULL
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     deliver_pings: bool = False
@@ -251,9 +237,7 @@ def parse_config(content: str, file: Path) -> Config:
     namespaces = tuple(_read_namespace(name, each, defaults) for name, each in table.tables("namespaces"))
     table.finish()
     if not 1 <= len(namespaces) <= MAX_NAMESPACES:
-        raise table.error(
-            "namespaces", f"must have 1 to {MAX_NAMESPACES} entries, such as [namespaces.contoso]"
-        )
+        raise table.error("namespaces", f"must have 1 to {MAX_NAMESPACES} entries, such as [namespaces.contoso]")
     _check_ports(table, namespaces)
     folder = None if data is None else file.parent / Path(data).expanduser()
     return Config(namespaces, folder, host, certificate_names)
@@ -312,9 +296,7 @@ def _read_queue(path: str, table: Table, tier: Tier) -> QueueConfig:
 
 def _read_topic(path: str, table: Table, tier: Tier) -> TopicConfig:
     description = TopicDescription(path, **_read_properties(TopicDescription, table))
-    subscriptions = tuple(
-        _read_subscription(path, name, each, tier) for name, each in table.tables("subscriptions")
-    )
+    subscriptions = tuple(_read_subscription(path, name, each, tier) for name, each in table.tables("subscriptions"))
     topic = TopicConfig(description, subscriptions, _read_policies(table))
     table.finish()
     _check(topic.describe(), table, tier)
@@ -395,16 +377,12 @@ def _read_bearer_token(table: Table) -> BearerToken:
     return bearer
 
 
-def _with_rules(
-    description: _Described, policies: tuple[PolicyConfig, ...], kept: _Described | None
-) -> _Described:
+def _with_rules(description: _Described, policies: tuple[PolicyConfig, ...], kept: _Described | None) -> _Described:
     by_name = {rule.key_name: rule for rule in kept.authorization_rules} if kept else {}
     rules = []
     for policy in policies:
         rule = by_name.get(policy.name)
-        before = (
-            AccessPolicy(rule.key_name, rule.primary_key, rule.secondary_key, rule.rights) if rule else None
-        )
+        before = AccessPolicy(rule.key_name, rule.primary_key, rule.secondary_key, rule.rights) if rule else None
         made = policy.complete(before)
         rules.append(AuthorizationRule(made.name, made.primary_key, made.secondary_key, made.rights))
     return replace(description, authorization_rules=tuple(rules))

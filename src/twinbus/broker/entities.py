@@ -113,7 +113,8 @@ class Node:
         }.get(EntityStatus(status), frozenset({Right.SEND, Right.LISTEN}))
         if right in forbidden:
             raise BrokerError(
-                ENTITY_DISABLED, f"Messaging entity '{self.path}' is currently disabled: its status is {status}."
+                ENTITY_DISABLED,
+                f"Messaging entity '{self.path}' is currently disabled: its status is {status}.",
             )
 
 

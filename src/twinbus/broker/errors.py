@@ -80,7 +80,8 @@ def not_found(path: str) -> BrokerError:
 def message_lock_lost() -> BrokerError:
     return BrokerError(
         MESSAGE_LOCK_LOST,
-        "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue.",
+        "The lock supplied is invalid. Either the lock expired, or the message has already been removed"
+        " from the queue.",
     )
 
 

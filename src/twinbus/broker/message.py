@@ -256,9 +256,7 @@ def _checked(name: str, value: Any) -> str | None:
         return None
     text = value if isinstance(value, str) else str(value)
     if len(text) > MAX_ID_LENGTH:
-        raise BrokerError(
-            ARGUMENT_ERROR, f"The {name} has {len(text)} characters; the limit is {MAX_ID_LENGTH}."
-        )
+        raise BrokerError(ARGUMENT_ERROR, f"The {name} has {len(text)} characters; the limit is {MAX_ID_LENGTH}.")
     return text
 
 
@@ -277,8 +275,4 @@ def with_application_properties(bare: bytes, values: dict[str, Any]) -> bytes:
     parts = sections.split_sections(bare)
     entries = [raw for key, raw in sections.map_entries(parts.application_properties) if key not in values]
     entries += [sections.entry(key, value) for key, value in values.items()]
-    return (
-        parts.properties
-        + sections.map_section(sections.APPLICATION_PROPERTIES, entries)
-        + parts.body
-    )
+    return parts.properties + sections.map_section(sections.APPLICATION_PROPERTIES, entries) + parts.body

@@ -61,6 +61,9 @@ class Receiver(Protocol):
     def deliver(self, message: Message, lock: Lock | None) -> None:
         """Send a reserved message."""
 
+    def session_lost(self) -> None:
+        """The lock of the receiver's session has run out."""
+
 
 @dataclass(slots=True)
 class Limits:
@@ -192,9 +195,7 @@ class Queue:
         self.counters.last_sequence += 1
         return self.counters.last_sequence
 
-    def submit_arrivals(
-        self, stored: list[Message], changes: list[Change], remembered: list[str], done: Done
-    ) -> None:
+    def submit_arrivals(self, stored: list[Message], changes: list[Change], remembered: list[str], done: Done) -> None:
         size = sum(message.size for message in stored)
         self._pending_bytes += size
 
@@ -229,9 +230,7 @@ class Queue:
             self._window.offer(message)
             self.schedule_dispatch()
 
-    def is_duplicate(
-        self, arrival: Arrival, now: int, changes: list[Change], remembered: list[str]
-    ) -> bool:
+    def is_duplicate(self, arrival: Arrival, now: int, changes: list[Change], remembered: list[str]) -> bool:
         """Whether the message was seen within the duplicate detection window; if not, remember it."""
         window = self.limits.duplicate_window_ms
         if window is None or arrival.message_id is None:
@@ -560,7 +559,8 @@ class Queue:
                 message = read_message(self.env.store.reader, self.key, sequence)
             if message is None or message.state != State.DEFERRED or sequence in self._held:
                 raise BrokerError(
-                    MESSAGE_NOT_FOUND, f"Failed to lock one or more specified messages: {sequence} is not there."
+                    MESSAGE_NOT_FOUND,
+                    f"Failed to lock one or more specified messages: {sequence} is not there.",
                 )
             messages.append(message)
         return messages
@@ -651,6 +651,8 @@ class Queue:
             if error is None:
                 self._forget(State.SCHEDULED, message.size)
                 self.arrived(active)
+            else:
+                self.env.watch_times(message)
 
         self.env.store.submit(changes, committed)
 

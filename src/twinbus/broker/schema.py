@@ -99,9 +99,7 @@ class Change(NamedTuple):
     last_sequence: int = 0
 
 
-COLUMNS = (
-    "id, state, session, enqueued_at, due_at, expires_at, delivery_count, size, header, annotations, bare"
-)
+COLUMNS = "id, state, session, enqueued_at, due_at, expires_at, delivery_count, size, header, annotations, bare"
 INSERT = f"INSERT INTO messages ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 DELETE = "DELETE FROM messages WHERE id = ?"
 SET_STATE = "UPDATE messages SET state = ? WHERE id = ?"
@@ -109,13 +107,10 @@ SET_DELIVERY_COUNT = "UPDATE messages SET delivery_count = ? WHERE id = ?"
 SET_BARE = "UPDATE messages SET bare = ? WHERE id = ?"
 REMEMBER = "INSERT OR REPLACE INTO seen (key, message_id, at) VALUES (?, ?, ?)"
 FORGET = "DELETE FROM seen WHERE key = ? AND at < ?"
-PUT_SESSION_STATE = (
-    "INSERT OR REPLACE INTO session_states (key, session, state, updated_at) VALUES (?, ?, ?, ?)"
-)
+PUT_SESSION_STATE = "INSERT OR REPLACE INTO session_states (key, session, state, updated_at) VALUES (?, ?, ?, ?)"
 DROP_SESSION_STATE = "DELETE FROM session_states WHERE key = ? AND session = ?"
 PUT_ENTITY = (
-    "INSERT OR REPLACE INTO entities (key, kind, parent, description, created_at, updated_at)"
-    " VALUES (?, ?, ?, ?, ?, ?)"
+    "INSERT OR REPLACE INTO entities (key, kind, parent, description, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?)"
 )
 PUT_SETTING = "INSERT OR REPLACE INTO settings (name, value) VALUES (?, ?)"
 COUNT = (

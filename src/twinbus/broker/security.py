@@ -83,13 +83,9 @@ class AccessPolicy:
         if not 1 <= len(self.name) <= MAX_POLICY_NAME_LENGTH:
             raise ValueError(f"name of an access policy must have 1 to {MAX_POLICY_NAME_LENGTH} characters")
         if not 1 <= len(self.primary_key) <= MAX_KEY_LENGTH:
-            raise ValueError(
-                f"primary_key of policy {self.name!r} must have 1 to {MAX_KEY_LENGTH} characters"
-            )
+            raise ValueError(f"primary_key of policy {self.name!r} must have 1 to {MAX_KEY_LENGTH} characters")
         if len(self.secondary_key) > MAX_KEY_LENGTH:
-            raise ValueError(
-                f"secondary_key of policy {self.name!r} must have at most {MAX_KEY_LENGTH} characters"
-            )
+            raise ValueError(f"secondary_key of policy {self.name!r} must have at most {MAX_KEY_LENGTH} characters")
         if not self.rights:
             raise ValueError(f"rights of policy {self.name!r} must name at least one of {_names(ALL_RIGHTS)}")
 
@@ -207,9 +203,7 @@ class Authority:
             grant = self._verify_bearer(token)
         if grant.expires_at <= self._clock():
             moment = datetime.fromtimestamp(grant.expires_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-            raise Unauthorized(
-                f"ExpiredToken: The token is expired. Expiration time: '{moment}'.", expired=True
-            )
+            raise Unauthorized(f"ExpiredToken: The token is expired. Expiration time: '{moment}'.", expired=True)
         if resource and not grant.covers(resource):
             raise _wrong_audience()
         return grant
@@ -268,10 +262,7 @@ class Authority:
 
     def _surely_host(self, host: str) -> bool:
         return (
-            host in self._hosts
-            or host == "localhost"
-            or _is_address(host)
-            or host.endswith(".servicebus.windows.net")
+            host in self._hosts or host == "localhost" or _is_address(host) or host.endswith(".servicebus.windows.net")
         )
 
     def _check_host(self, host: str) -> None:
@@ -337,8 +328,7 @@ def owner_of(path: str) -> str:
 def missing_right(right: Right, resource: str) -> Unauthorized:
     """The service's error for a good token that lacks `right`; `resource` is a path or an address."""
     return Unauthorized(
-        f"Unauthorized access. '{right.value}' claim(s) are required to perform this operation. "
-        f"Resource: '{resource}'."
+        f"Unauthorized access. '{right.value}' claim(s) are required to perform this operation. Resource: '{resource}'."
     )
 
 
@@ -398,9 +388,7 @@ class ConnectionString:
         for part in filter(None, (part.strip() for part in text.split(";"))):
             name, separator, value = part.partition("=")
             if not separator or name.lower() in parts:
-                raise ValueError(
-                    "a connection string is name=value parts, each once, with semicolons between"
-                )
+                raise ValueError("a connection string is name=value parts, each once, with semicolons between")
             parts[name.lower()] = value
         for name in ("Endpoint", "SharedAccessKeyName", "SharedAccessKey"):
             if not parts.get(name.lower()):

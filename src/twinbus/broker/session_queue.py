@@ -53,7 +53,7 @@ class Accept:
 
 
 class SessionQueue(Queue):
-    """Each message belongs to a session; `lost` is told when a session's lock runs out under its receiver."""
+    """Each message belongs to a session."""
 
     def __init__(
         self,
@@ -69,7 +69,6 @@ class SessionQueue(Queue):
         self._available: dict[str, None] = {}  # free sessions with active messages, oldest first
         self._accepts: list[Accept] = []
         self._session_times: list[tuple[int, str]] = []
-        self.on_session_lost: Callable[[Receiver, str], None] = lambda receiver, session: None
         rows = environment.store.reader.execute(
             "SELECT session, MAX(id) FROM messages INDEXED BY by_session"
             " WHERE session IS NOT NULL AND id BETWEEN ? AND ? AND state = 0 GROUP BY session ORDER BY MIN(id)",
@@ -200,7 +199,8 @@ class SessionQueue(Queue):
                 granted(
                     BrokerError(
                         SESSION_CANNOT_BE_LOCKED,
-                        f"The requested session '{session_id}' cannot be accepted. It may be locked by another receiver.",
+                        f"The requested session '{session_id}' cannot be accepted. It may be locked by another"
+                        " receiver.",
                     )
                 )
                 return
@@ -218,9 +218,7 @@ class SessionQueue(Queue):
     def _accept_timed_out(self, accept: Accept) -> None:
         if accept in self._accepts:
             self._accepts.remove(accept)
-            accept.granted(
-                BrokerError(TIMEOUT, f"No session of '{self.path}' became available within the time given.")
-            )
+            accept.granted(BrokerError(TIMEOUT, f"No session of '{self.path}' became available within the time given."))
 
     def _drop_accept(self, accept: Accept) -> None:
         self._accepts.remove(accept)
@@ -280,7 +278,7 @@ class SessionQueue(Queue):
                 continue
             receiver = session.receiver
             self._free(session, delivered=True)
-            self.on_session_lost(receiver, session_id)
+            receiver.session_lost()
         if self._session_times:
             self._set_timer(self._session_times[0][0])
 
@@ -321,12 +319,12 @@ class SessionQueue(Queue):
         )
         return any(row[0] & MAX_SEQUENCE not in self._held for row in rows.fetchall())
 
-    def sessions_with_messages(self, skip: int, top: int) -> list[str]:
-        """Ids of the sessions that have messages, in order."""
+    def sessions(self, skip: int, top: int) -> list[str]:
+        """Ids of the sessions that have messages or a state, in order."""
         rows = self.env.store.reader.execute(
-            "SELECT DISTINCT session FROM messages WHERE session IS NOT NULL AND id BETWEEN ? AND ?"
-            " ORDER BY session LIMIT ? OFFSET ?",
-            (message_key(self.key, 1), message_key(self.key, MAX_SEQUENCE), top, skip),
+            "SELECT session FROM messages WHERE session IS NOT NULL AND id BETWEEN ? AND ?"
+            " UNION SELECT session FROM session_states WHERE key = ? ORDER BY session LIMIT ? OFFSET ?",
+            (message_key(self.key, 1), message_key(self.key, MAX_SEQUENCE), self.key, top, skip),
         )
         return [row[0] for row in rows.fetchall()]
 

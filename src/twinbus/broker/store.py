@@ -17,7 +17,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,9 +28,10 @@ logger = logging.getLogger("twinbus.broker.store")
 MAX_GROUP = 2_000  # units in one commit: bounds the time a single send waits
 CACHE_KIB = 16 * 1024
 WAL_PAGES = 2_000
+PRESSURE_BYTES = 16 << 20  # waiting to be written: above this, connections stop reading
 
 
-class Durability(str, Enum):
+class Durability(StrEnum):
     """When a send is acknowledged.
 
     FULL: after the operating system says the bytes are on the disk; survives power loss.
@@ -71,6 +72,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "namespace.db"
         self.pending_bytes = 0
+        self._pressed: list[Callable[[], None]] = []
         self._waiting: list[Unit] = []
         self._writing = False
         self._flush_scheduled = False
@@ -106,6 +108,15 @@ class Store:
         except sqlite3.Error as error:
             raise StoreError(f"the database {self.path.name} cannot be opened: {error}") from error
         return connection
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether more is waiting to be written than should be."""
+        return self.pending_bytes > PRESSURE_BYTES or len(self._waiting) > 4 * MAX_GROUP
+
+    def when_relieved(self, callback: Callable[[], None]) -> None:
+        """Call back once the pressure is off."""
+        self._pressed.append(callback)
 
     # ---- writing ----
 
@@ -158,6 +169,10 @@ class Store:
                 unit.done(error)
             except Exception:
                 logger.exception("a callback after a commit failed")
+        if self._pressed and not self.is_pressed:
+            relieved, self._pressed = self._pressed, []
+            for callback in relieved:
+                callback()
         if not self._writing and not self._waiting:
             self._idle.set()
 

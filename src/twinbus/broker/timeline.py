@@ -65,15 +65,16 @@ class Timeline:
             if (queue := self._find(queue_of(key))) is not None:
                 queue.activate(sequence_of(key))
         expired = reader.execute(
-            "SELECT id, expires_at FROM messages WHERE expires_at > ? AND expires_at <= ?"
-            " ORDER BY expires_at LIMIT ?",
+            "SELECT id, expires_at FROM messages WHERE expires_at > ? AND expires_at <= ? ORDER BY expires_at LIMIT ?",
             (self._expired_until, now, SWEEP_LIMIT),
         ).fetchall()
         for key, _ in expired:
             if (queue := self._find(queue_of(key))) is not None:
                 queue.expire(sequence_of(key))
         if len(expired) == SWEEP_LIMIT:
-            self._expired_until = expired[-1][1] - 1
+            # Go on with the last instant seen, unless it filled the whole part: then it would fill the next one too.
+            last = expired[-1][1]
+            self._expired_until = last if expired[0][1] == last else last - 1
         else:
             self._expired_until = now
         self._set_next(now, len(due) == SWEEP_LIMIT or len(expired) == SWEEP_LIMIT)

@@ -296,9 +296,7 @@ def size(least: int, most: int) -> Reader[int]:
         elif isinstance(value, int) and not isinstance(value, bool):
             found = Fraction(value)
         if found is None or not least <= found <= most:
-            raise BadValue(
-                f"must be {least} to {most} bytes, such as 262144 or '256 KB', not {_shown(value)}"
-            )
+            raise BadValue(f"must be {least} to {most} bytes, such as 262144 or '256 KB', not {_shown(value)}")
         return round(found)
 
     return read
@@ -311,9 +309,7 @@ def moment(value: Any) -> float:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         found = value
     else:
-        raise BadValue(
-            f"must be a date and time with its offset, such as 2030-01-01T00:00:00Z, not {_kind(value)}"
-        )
+        raise BadValue(f"must be a date and time with its offset, such as 2030-01-01T00:00:00Z, not {_kind(value)}")
     # The last second of the year 9999.
     if not 0 <= found <= 253_402_300_799:
         raise BadValue("must lie between the years 1970 and 9999")

@@ -14,9 +14,7 @@ from .store import StoreError
 class Topic(Queue):
     """A topic keeps only scheduled messages itself; the rest is stored once for each subscription."""
 
-    def __init__(
-        self, key: int, path: str, limits: Limits, environment: Environment, counters: Counters
-    ) -> None:
+    def __init__(self, key: int, path: str, limits: Limits, environment: Environment, counters: Counters) -> None:
         super().__init__(key, path, limits, environment, counters)
         self.subscriptions: dict[str, Queue] = {}
 
@@ -79,6 +77,8 @@ class Topic(Queue):
                 self._forget(State.SCHEDULED, message.size)
                 for subscription, copy in copies:
                     subscription.arrived(copy)
+            else:
+                self.env.watch_times(message)
 
         self.env.store.submit(changes, committed)
 

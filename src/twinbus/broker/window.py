@@ -68,11 +68,7 @@ class Window:
 
     def offer(self, message: Message) -> None:
         """A message was committed behind all others."""
-        if (
-            self._cursor == self._newest
-            and len(self._ready) < MAX_MESSAGES
-            and self._bytes + message.size <= MAX_BYTES
-        ):
+        if self._cursor == self._newest and len(self._ready) < MAX_MESSAGES and self._bytes + message.size <= MAX_BYTES:
             self._ready.append(message)
             self._bytes += message.size
             self._cursor = message.sequence

@@ -17,7 +17,7 @@ class _Entity:
     updated_at: float
     accessed_at: float = 0.0
     size_in_bytes: int = 0
-    counts: Counts = Counts()
+    counts: Counts = field(default_factory=Counts)
 
 
 @dataclass
@@ -45,7 +45,8 @@ class MemoryRegistry:
         self.name = name
         self.created_at = clock()
         self._clock = clock
-        self._authority = Authority([policy], clock=clock)
+        # The SDK makes its tokens by the real clock.
+        self._authority = Authority([policy])
         self._entities: dict[str, MemoryQueue | MemoryTopic] = {}
 
     def find(self, path: str) -> MemoryQueue | MemoryTopic | None:

@@ -35,9 +35,7 @@ class Address:
         target, here = urlsplit(entity), urlsplit(f"//{self.host}")
         # Some clients leave out the port of a development namespace.
         same_port = target.port is None or target.port == here.port
-        same_host = target.hostname == here.hostname or (
-            _is_loopback(target.hostname) and _is_loopback(here.hostname)
-        )
+        same_host = target.hostname == here.hostname or (_is_loopback(target.hostname) and _is_loopback(here.hostname))
         if not (same_host and same_port):
             raise ValueError(f"'{entity}' is not an entity of this namespace.")
         return unquote(target.path).strip("/")

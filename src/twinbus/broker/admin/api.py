@@ -253,9 +253,7 @@ class AdministrationApi:
         description = with_size_of_partitions(description, self._tier)
         return with_rule_times(description, before, self._clock())
 
-    def _read(
-        self, call: _Call, base: _Description, before: _Description | None, found: ET.Element
-    ) -> _Description:
+    def _read(self, call: _Call, base: _Description, before: _Description | None, found: ET.Element) -> _Description:
         """The entity that a request asks for.
 
         A property that it does not mention has its default, or what it was if it cannot be changed.

@@ -61,9 +61,7 @@ def kind_of(description: ET.Element) -> str:
 def has_filter(description: ET.Element) -> bool:
     """Whether a subscription comes with a first rule that does not let every message through."""
     found = description.find(f"{_SB}DefaultRuleDescription/{_SB}Filter")
-    return (
-        found is not None and found.get(f"{{{SCHEMA_INSTANCE}}}type", "").rpartition(":")[2] != "TrueFilter"
-    )
+    return found is not None and found.get(f"{{{SCHEMA_INSTANCE}}}type", "").rpartition(":")[2] != "TrueFilter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,7 @@ class Document:
         entry.set("xmlns", ATOM)
         return markup.serialize(entry)
 
-    def listing(
-        self, title: str, path: str, views: Sequence[AnyView], skip: int, top: int, more: bool
-    ) -> bytes:
+    def listing(self, title: str, path: str, views: Sequence[AnyView], skip: int, top: int, more: bool) -> bytes:
         """A page of a list. The link to the next one must come second: the SDK looks for it there."""
         feed = self._feed(title, self.address.url(path, skip=skip, top=top))
         if more:
@@ -132,9 +128,7 @@ class Document:
         url = self.address.url(description.path)
         return self._wrap(url, title, view.created_at, view.updated_at, self._described(view))
 
-    def _wrap(
-        self, url: str, title: str, published: float, updated: float, described: ET.Element
-    ) -> ET.Element:
+    def _wrap(self, url: str, title: str, published: float, updated: float, described: ET.Element) -> ET.Element:
         author = element("author")
         author.append(element("name", self.namespace))
         content = element("content", type="application/xml")

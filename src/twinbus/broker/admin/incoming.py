@@ -55,6 +55,9 @@ async def body_of(request: web.BaseRequest) -> bytes:
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     raise Refusal(413, f"The request body must have at most {MAX_BODY_BYTES} bytes.")
+    except web.RequestPayloadError as error:
+        # Its coding or its chunks are broken; the text of the error is the HTTP library's own.
+        raise Refusal(400, "SubCode=40000. The request body is not encoded as its headers say.") from error
     except TimeoutError as error:
         raise Refusal(408, f"The request body did not arrive within {_BODY_SECONDS} seconds.") from error
     return bytes(body)

@@ -162,14 +162,10 @@ def read_properties(parent: ET.Element, base: _Description, address: Address) ->
             continue
         try:
             changes[name] = (
-                (address.path_of(_text(found)) or None)
-                if name in _FORWARDS
-                else _NOTATIONS[name].read(_text(found))
+                (address.path_of(_text(found)) or None) if name in _FORWARDS else _NOTATIONS[name].read(_text(found))
             )
         except ValueError as error:
-            raise InvalidDescription(
-                name, f"The property '{_element_name(name)}' is invalid: {error}"
-            ) from error
+            raise InvalidDescription(name, f"The property '{_element_name(name)}' is invalid: {error}") from error
     return replace(base, **changes)
 
 
@@ -197,9 +193,7 @@ def _write_rules(rules: tuple[AuthorizationRule, ...]) -> ET.Element:
 def _read_rule(found: ET.Element) -> AuthorizationRule:
     kind = found.get(f"{_XSI}type", "SharedAccessAuthorizationRule").rpartition(":")[2]
     if kind != "SharedAccessAuthorizationRule":
-        message = (
-            f"Authorization rules of type '{kind}' are not supported, only SharedAccessAuthorizationRule."
-        )
+        message = f"Authorization rules of type '{kind}' are not supported, only SharedAccessAuthorizationRule."
         raise InvalidDescription("authorization_rules", message)
     rights = [_text(right) for right in found.findall(f"{_SB}Rights/{_SB}AccessRights")]
     try:
@@ -207,9 +201,7 @@ def _read_rule(found: ET.Element) -> AuthorizationRule:
     except ValueError as error:
         message = f"An authorization rule's rights are Send, Listen and Manage: {error}."
         raise InvalidDescription("authorization_rules", message) from error
-    key_name, primary, secondary = (
-        _text(found.find(_SB + name)) for name in ("KeyName", "PrimaryKey", "SecondaryKey")
-    )
+    key_name, primary, secondary = (_text(found.find(_SB + name)) for name in ("KeyName", "PrimaryKey", "SecondaryKey"))
     return AuthorizationRule(key_name, primary, secondary, granted)
 
 

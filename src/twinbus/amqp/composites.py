@@ -1,0 +1,93 @@
+"""Composite types: lists whose items are fields with a name and a type.
+
+A field's type is checked by the constructor it arrives with. That costs one set lookup and leaves no value
+that is out of range, so whoever reads a field can rely on what it holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .decoding import Decoder
+from .types import DecodeError
+
+NULL = 0x40
+_TEXT = b"\xa1\xb1\xa3\xb3"  # clients mix up strings and symbols, and the plain value is the same
+_CODES = {
+    "boolean": b"\x41\x42\x56",
+    "ubyte": b"\x50",
+    "ushort": b"\x60",
+    "uint": b"\x43\x52\x70",
+    "ulong": b"\x44\x53\x80",
+    "timestamp": b"\x83",
+    "binary": b"\xa0\xb0",
+    "string": _TEXT,
+    "symbol": _TEXT,
+    "map": b"\xc1\xd1",
+    "message-id": b"\x44\x53\x80\x98\xa0\xb0\xa1\xb1",
+    "described type": b"\x00",
+    "value": bytes(range(256)),  # of any type; what no type has is refused by its decoder
+}
+
+
+class Composite(NamedTuple):
+    """What the fields of a composite type are called, and the constructors each may have."""
+
+    name: str
+    fields: tuple[str, ...]
+    types: tuple[str, ...]
+    codes: tuple[frozenset[int], ...]
+    mandatory: tuple[int, ...]
+    most: int  # fields there can be
+
+
+def composite(name: str, fields: tuple[str, ...], types: str) -> Composite:
+    """Describe a composite type; `types` names one type per field, with a `!` where it must not be null."""
+    words = tuple(types.split(", ")) if types else ()
+    plain = tuple(word.rstrip("!") for word in words)
+    codes = tuple(frozenset(_CODES[word]) for word in plain)
+    mandatory = tuple(index for index, word in enumerate(words) if word.endswith("!"))
+    if len(codes) != len(fields):
+        raise ValueError(f"{name} has {len(fields)} fields but {len(codes)} types")
+    return Composite(name, fields, plain, codes, mandatory, len(fields))
+
+
+def decode_fields(
+    kind: Composite, decoders: list[Decoder], buf: Any, pos: int, count: int, depth: int
+) -> tuple[list[Any], int]:
+    """The first `count` fields of a `kind` at `pos`, and where the next one starts.
+
+    Raises `DecodeError` with the name of a field that has the wrong type or that is mandatory and null. Data
+    that ends too early shows as the decoders' own exceptions, see `decoding.MALFORMED`.
+    """
+    values: list[Any] = []
+    append = values.append
+    for codes in kind.codes[:count]:
+        code = buf[pos]
+        pos += 1
+        if code == NULL:
+            append(None)
+        elif code in codes:
+            value, pos = decoders[code](buf, pos, depth)
+            append(value)
+        else:
+            raise _wrong_type(kind, len(values), code)
+    check_mandatory(kind, values)
+    return values, pos
+
+
+def check_mandatory(kind: Composite, values: list[Any]) -> None:
+    """Refuse a null where it must not be."""
+    for index in kind.mandatory:
+        if index >= len(values) or values[index] is None:
+            raise DecodeError(f"{kind.name}.{kind.fields[index]} is mandatory")
+
+
+def too_many(kind: Composite, count: int) -> DecodeError:
+    """Why a list of `count` fields is not a `kind`."""
+    return DecodeError(f"{kind.name} has {kind.most} fields, not {count}")
+
+
+def _wrong_type(kind: Composite, index: int, code: int) -> DecodeError:
+    field = f"{kind.name}.{kind.fields[index]}"
+    return DecodeError(f"{field} must be a {kind.types[index]}, which has no constructor 0x{code:02x}")

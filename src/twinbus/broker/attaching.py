@@ -1,0 +1,214 @@
+"""Attaching: from an address to a link, with everything that is checked on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.frames import frame
+from twinbus.amqp.types import Described, Long, Symbol
+
+from .addresses import CBS, MANAGEMENT, Address, parse_address
+from .cbs import CbsNode
+from .entities import Node, TopicEntity
+from .errors import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, UNAUTHORIZED, BrokerError, not_found
+from .faults import Operation, Swallowed
+from .links import IncomingLink, Link, OutgoingLink
+from .management import ManagementNode
+from .queue import Queue
+from .requests import RequestLink, RequestNode, ResponseLink
+from .security import Right, missing_right
+from .session_queue import Session, SessionQueue
+
+if TYPE_CHECKING:
+    from .channel import Channel
+
+SESSION_FILTER = "com.microsoft:session-filter"
+LOCKED_UNTIL = "com.microsoft:locked-until-utc"
+TIMEOUT_PROPERTY = "com.microsoft:timeout"
+EPOCH_TICKS = 621_355_968_000_000_000  # .NET counts from the year 1
+TICKS_PER_MS = 10_000
+MAX_LINKS = 5000
+_ABSENT = object()
+
+
+def open_link(channel: Channel, attach: amqp.Attach) -> None:
+    """Attach a link, or refuse it as the service does: an attach with nothing behind it, then a detach."""
+    try:
+        _open(channel, attach)
+    except Swallowed:
+        return
+    except BrokerError as error:
+        refuse(channel, attach, error)
+
+
+def refuse(channel: Channel, attach: amqp.Attach, error: BrokerError) -> None:
+    """Tell the client that there is no link, and why."""
+    channel.links.pop(attach.handle, None)
+    count = 0 if attach.role is amqp.ROLE_RECEIVER else None
+    reply = amqp.Attach(attach.name, attach.handle, not attach.role, initial_delivery_count=count)
+    channel.connection.send(frame(channel.number, reply))
+    channel.connection.send(frame(channel.number, amqp.Detach(attach.handle, True, error.performative())))
+
+
+def _open(channel: Channel, attach: amqp.Attach) -> None:
+    connection = channel.connection
+    if len(channel.links) >= MAX_LINKS:
+        raise BrokerError(NOT_ALLOWED, f"A session can have {MAX_LINKS} links.")
+    sending = attach.role is amqp.ROLE_SENDER
+    terminus = attach.target if sending else attach.source
+    if isinstance(terminus, amqp.Coordinator):
+        raise BrokerError(NOT_IMPLEMENTED, "Transactions are not supported.")
+    text = getattr(terminus, "address", None)
+    if not isinstance(text, str) or not text:
+        raise BrokerError(INVALID_FIELD, "The link's address must be a non-empty string.")
+    address = parse_address(text)
+    if connection.namespace.faults.active and address.node != CBS:
+        fault = connection.strike(Operation.ATTACH, address.path)
+        if fault is not None:
+            raise fault.error()
+    if address.node:
+        _open_request_link(channel, attach, address, text)
+        return
+    node = connection.namespace.entities.resolve(address.path)
+    if node is None:
+        raise not_found(address.path)
+    right = Right.SEND if sending else Right.LISTEN
+    require(channel, node.path, right)
+    node.require_active(right)
+    if sending:
+        _open_incoming(channel, attach, node)
+    else:
+        _open_outgoing(channel, attach, node)
+
+
+def require(channel: Channel, path: str, *rights: Right) -> None:
+    """Raise unless the connection's tokens give one of these rights."""
+    if not any(channel.connection.allows(path, right) for right in rights):
+        raise BrokerError(UNAUTHORIZED, missing_right(rights[0], path).message)
+
+
+def _open_request_link(channel: Channel, attach: amqp.Attach, address: Address, text: str) -> None:
+    namespace = channel.connection.namespace
+    node: RequestNode
+    if address.node == CBS:
+        node = CbsNode(namespace)
+    else:
+        entity = namespace.entities.resolve(address.path) if address.path else None
+        if entity is None:
+            raise not_found(address.path or MANAGEMENT)
+        require(channel, entity.path, Right.LISTEN, Right.SEND, Right.MANAGE)
+        node = ManagementNode(namespace, entity)
+    link: Link
+    if attach.role is amqp.ROLE_SENDER:
+        link = RequestLink(channel, attach, node, text)
+        channel.links[attach.handle] = link
+        reply(channel, attach, max_message_size=node.MAX_REQUEST)
+        link.grant()
+    else:
+        target = getattr(attach.target, "address", None)
+        link = ResponseLink(channel, attach, text, target if isinstance(target, str) else None)
+        channel.links[attach.handle] = link
+        reply(channel, attach)
+
+
+def _open_incoming(channel: Channel, attach: amqp.Attach, node: Node) -> None:
+    if node.is_dead_letter:
+        raise BrokerError(NOT_ALLOWED, "Messages cannot be sent to a dead-letter queue.")
+    if not isinstance(node.entity, TopicEntity) and "/subscriptions/" in node.path.lower():
+        raise BrokerError(NOT_ALLOWED, "Messages are sent to a topic, not to its subscriptions.")
+    link = IncomingLink(channel, attach, node)
+    channel.links[attach.handle] = link
+    reply(channel, attach, max_message_size=node.queue.limits.max_message_bytes)
+    link.grant()
+
+
+def _open_outgoing(channel: Channel, attach: amqp.Attach, node: Node) -> None:
+    if isinstance(node.entity, TopicEntity):
+        raise BrokerError(NOT_ALLOWED, "Messages are received from a topic's subscriptions, not from the topic.")
+    wanted = _session_filter(attach.source)
+    link = OutgoingLink(channel, attach, node)
+    queue: Queue = node.queue
+    if isinstance(queue, SessionQueue):
+        if wanted is _ABSENT:
+            raise BrokerError(
+                NOT_ALLOWED,
+                f"It is not possible for an entity that requires sessions ('{node.path}') to create a"
+                " non-sessionful message receiver.",
+            )
+        channel.links[attach.handle] = link
+        _accept_session(channel, attach, link, queue, wanted)
+        return
+    if wanted is not _ABSENT:
+        raise BrokerError(
+            NOT_ALLOWED,
+            f"A sessionful message receiver cannot be created on '{node.path}', which does not require sessions.",
+        )
+    channel.links[attach.handle] = link
+    queue.attach(link)
+    reply(channel, attach)
+
+
+def _session_filter(source: Any) -> Any:
+    """The session id asked for, None for the next free one, or `_ABSENT`."""
+    filters = source.filter if isinstance(source, amqp.Source) else None
+    if not isinstance(filters, dict) or SESSION_FILTER not in filters:
+        return _ABSENT
+    value = filters[SESSION_FILTER]
+    if isinstance(value, Described):
+        value = value.value
+    if value is not None and not isinstance(value, str):
+        raise BrokerError(INVALID_FIELD, "The session filter must be a string or null.")
+    return value
+
+
+def _accept_session(
+    channel: Channel, attach: amqp.Attach, link: OutgoingLink, queue: SessionQueue, wanted: str | None
+) -> None:
+    timeout = channel.connection.profile.accept_session_timeout
+    properties = attach.properties if isinstance(attach.properties, dict) else {}
+    if isinstance(properties.get(TIMEOUT_PROPERTY), int):
+        timeout = properties[TIMEOUT_PROPERTY] / 1000
+    queue.attach(link)
+
+    def granted(result: Session | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            link.drop()
+            refuse(channel, attach, result)
+            return
+        link.session_id = result.id
+        source = attach.source._replace(
+            filter={Symbol(SESSION_FILTER): result.id}, default_outcome=None, outcomes=None, capabilities=None
+        )
+        ticks = EPOCH_TICKS + result.locked_until * TICKS_PER_MS
+        reply(channel, attach._replace(source=source), properties={Symbol(LOCKED_UNTIL): Long(ticks)})
+
+    queue.accept(wanted, link, timeout, granted)
+
+
+def reply(channel: Channel, attach: amqp.Attach, **fields: Any) -> None:
+    """Confirm a link: the client's own terms, with our side of them."""
+    answer = amqp.Attach(
+        name=attach.name,
+        handle=attach.handle,
+        role=not attach.role,
+        snd_settle_mode=attach.snd_settle_mode,
+        rcv_settle_mode=attach.rcv_settle_mode,
+        source=_terminus(attach.source),
+        target=_terminus(attach.target),
+        initial_delivery_count=0 if attach.role is amqp.ROLE_RECEIVER else None,
+    )
+    channel.connection.send(frame(channel.number, answer._replace(**fields)))
+
+
+def _terminus(terminus: Any) -> Any:
+    """A source or target as we confirm it; the address must be the client's, to the letter."""
+    if isinstance(terminus, amqp.Source):
+        filters = terminus.filter if isinstance(terminus.filter, dict) else None
+        return amqp.Source(
+            terminus.address,
+            filter={Symbol(key): value for key, value in filters.items()} if filters else None,
+        )
+    if isinstance(terminus, amqp.Target):
+        return amqp.Target(terminus.address)
+    return terminus

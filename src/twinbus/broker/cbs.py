@@ -1,0 +1,45 @@
+"""`$cbs`: where a client shows its tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .addresses import path_of
+from .errors import ARGUMENT_ERROR, NOT_IMPLEMENTED, UNAUTHORIZED, BrokerError, not_found
+from .requests import Request, Response
+from .security import Unauthorized, owner_of
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .namespace import Namespace
+
+
+class CbsNode:
+    """Accepts tokens for an audience."""
+
+    MAX_REQUEST = 128 * 1024
+    STATUS = "status-code"
+    DESCRIPTION = "status-description"
+    path: str | None = None
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+
+    async def answer(self, request: Request, connection: Connection) -> Response:
+        """put-token: 202 if the token is good, 401 if not, 404 if it is for something that does not exist."""
+        if request.text("operation") != "put-token":
+            raise BrokerError(NOT_IMPLEMENTED, "$cbs knows the operation put-token.")
+        audience = path_of(request.text("name"))
+        token = request.body
+        if isinstance(token, bytes):
+            token = token.decode("utf-8", "replace")
+        if not isinstance(token, str):
+            raise BrokerError(ARGUMENT_ERROR, "The body of put-token must be the token as a string.")
+        try:
+            grant = self._namespace.verify(str(token), audience)
+        except Unauthorized as error:
+            raise BrokerError(UNAUTHORIZED, error.message) from error
+        if owner_of(audience) and self._namespace.entities.find(owner_of(audience)) is None:
+            raise not_found(audience)
+        connection.remember_grant(audience.lower(), grant)
+        return Response(202, "Accepted")

@@ -1,0 +1,258 @@
+"""A channel (AMQP calls it a session): windows, links, and the deliveries that wait for an outcome."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.frames import disposition_frame, frame, transfer_frames
+
+from .attaching import open_link
+from .errors import (
+    HANDLE_IN_USE,
+    NOT_ALLOWED,
+    WINDOW_VIOLATION,
+    BrokerError,
+)
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .links import Link, OutgoingLink
+
+_MASK = 0xFFFFFFFF
+MAX_UNSETTLED = 100_000
+
+
+def ranges(ids: list[int]) -> list[tuple[int, int]]:
+    """Runs of consecutive numbers, in the order they came."""
+    runs: list[tuple[int, int]] = []
+    first = last = ids[0]
+    for one in ids[1:]:
+        if one == last + 1:
+            last = one
+        else:
+            runs.append((first, last))
+            first = last = one
+    runs.append((first, last))
+    return runs
+
+
+class Channel:
+    """The server's end of one AMQP session."""
+
+    def __init__(self, connection: Connection, number: int, begin: amqp.Begin) -> None:
+        self.connection = connection
+        self.number = number
+        self.links: dict[int, Link] = {}
+        self.unsettled: dict[int, tuple[OutgoingLink, bytes]] = {}
+        self._window = connection.profile.incoming_window
+        self._next_incoming_id = begin.next_outgoing_id
+        self._peer_window = begin.incoming_window
+        self._next_outgoing_id = 1
+        self._next_delivery_id = 1
+        self._stalled: deque[bytes] = deque()
+        self._accepted: list[int] = []
+        self._confirmed: list[int] = []
+
+    def begin(self) -> None:
+        self.connection.send(
+            frame(
+                self.number,
+                amqp.Begin(
+                    remote_channel=self.number,
+                    next_outgoing_id=self._next_outgoing_id,
+                    incoming_window=self._window,
+                    outgoing_window=_MASK >> 1,
+                    handle_max=self.connection.profile.handle_max,
+                ),
+            )
+        )
+
+    # ---- frames ----
+
+    def handle(self, performative: Any, body: bytes, pos: int) -> None:
+        kind = type(performative)
+        if kind is amqp.Transfer:
+            self._on_transfer(performative, body, pos)
+        elif kind is amqp.Disposition:
+            self._on_disposition(performative)
+        elif kind is amqp.Flow:
+            self._on_flow(performative)
+        elif kind is amqp.Attach:
+            self._on_attach(performative)
+        else:
+            self._on_detach(performative)
+
+    def _on_attach(self, attach: amqp.Attach) -> None:
+        if attach.handle > self.connection.profile.handle_max:
+            raise BrokerError(NOT_ALLOWED, f"The highest handle is {self.connection.profile.handle_max}.")
+        if attach.handle in self.links:
+            raise BrokerError(HANDLE_IN_USE, f"Handle {attach.handle} is attached already.")
+        open_link(self, attach)
+
+    def _on_detach(self, detach: amqp.Detach) -> None:
+        link = self.links.pop(detach.handle, None)
+        if link is not None:
+            link.drop()
+            self.forget(link)
+            self.write_settled()
+            self.connection.send(frame(self.number, amqp.Detach(detach.handle, closed=True)))
+
+    def _on_transfer(self, transfer: amqp.Transfer, body: bytes, pos: int) -> None:
+        self._next_incoming_id = (self._next_incoming_id + 1) & _MASK
+        self._window -= 1
+        if self._window < 0 and self.connection.profile.enforces:
+            self.end(BrokerError(WINDOW_VIOLATION, "A transfer was sent beyond the session's incoming window."))
+            return
+        link = self.links.get(transfer.handle)
+        if link is not None:
+            link.on_transfer(transfer, body[pos:])
+        if self._window <= self.connection.profile.incoming_window // 2:
+            self._window = self.connection.profile.incoming_window
+            self.connection.send(frame(self.number, self._flow()))
+
+    def _flow(self) -> amqp.Flow:
+        return amqp.Flow(
+            next_incoming_id=self._next_incoming_id,
+            incoming_window=self._window,
+            next_outgoing_id=self._next_outgoing_id,
+            outgoing_window=_MASK >> 1,
+        )
+
+    def link_flow(self, handle: int, **fields: Any) -> None:
+        """Tell the peer about a link's credit."""
+        self.connection.send(frame(self.number, self._flow()._replace(handle=handle, **fields)))
+
+    def _on_flow(self, flow: amqp.Flow) -> None:
+        # What we have sent and the peer had not seen when it wrote this uses up the window it names.
+        seen = flow.next_incoming_id if flow.next_incoming_id is not None else 1
+        self._peer_window = flow.incoming_window - ((self._next_outgoing_id - seen) & _MASK)
+        self._send_stalled()
+        if flow.handle is not None:
+            link = self.links.get(flow.handle)
+            if link is not None:
+                link.on_flow(flow)
+        elif flow.echo:
+            self.connection.send(frame(self.number, self._flow()))
+        if flow.handle is None:
+            self.wake_links()
+
+    def _on_disposition(self, disposition: amqp.Disposition) -> None:
+        if disposition.role is amqp.ROLE_SENDER:
+            return  # outcomes of transfers to us are final when we give them
+        first = disposition.first
+        last = disposition.last if disposition.last is not None else first
+        if last - first > len(self.unsettled):
+            ids = [one for one in self.unsettled if first <= one <= last]
+        else:
+            ids = list(range(first, last + 1))
+        for delivery_id in ids:
+            entry = self.unsettled.pop(delivery_id, None)
+            if entry is not None:
+                link, token = entry
+                link.settle(delivery_id, token, disposition.state, bool(disposition.settled))
+
+    # ---- deliveries ----
+
+    def can_send(self) -> bool:
+        return (
+            self._peer_window > 0
+            and not self._stalled
+            and not self.connection.blocked
+            and len(self.unsettled) < MAX_UNSETTLED
+        )
+
+    def transfer(self, link: Link, tag: bytes, token: bytes | None, payload: bytes) -> int:
+        """Send a delivery; with a lock token it waits for an outcome."""
+        delivery_id = self._next_delivery_id
+        self._next_delivery_id = (delivery_id + 1) & _MASK or 1
+        settled = token is None
+        if token is not None:
+            self.unsettled[delivery_id] = (cast("OutgoingLink", link), token)
+        parts = transfer_frames(
+            self.number, link.handle, delivery_id, tag, settled, payload, self.connection.peer_max_frame_size
+        )
+        if len(parts) == 1 and self._peer_window > 0 and not self._stalled:
+            self._peer_window -= 1
+            self._next_outgoing_id = (self._next_outgoing_id + 1) & _MASK
+            self.connection.send(parts[0])
+        else:
+            self._stalled.extend(parts)
+            self._send_stalled()
+        return delivery_id
+
+    def _send_stalled(self) -> None:
+        while self._stalled and self._peer_window > 0:
+            self._peer_window -= 1
+            self._next_outgoing_id = (self._next_outgoing_id + 1) & _MASK
+            self.connection.send(self._stalled.popleft())
+
+    def accept(self, delivery_id: int) -> None:
+        """A message that was sent to us is stored."""
+        self._accepted.append(delivery_id)
+        self.connection.flush_soon()
+
+    def reject(self, delivery_id: int, error: BrokerError) -> None:
+        """A message that was sent to us is refused."""
+        state = amqp.Rejected(error.performative())
+        self.connection.send(disposition_frame(self.number, amqp.ROLE_RECEIVER, delivery_id, delivery_id, state))
+
+    def confirm(self, delivery_id: int, state: Any) -> None:
+        """A settlement is stored: echo its outcome. None stands for accepted."""
+        if state is None:
+            self._confirmed.append(delivery_id)
+            self.connection.flush_soon()
+        else:
+            self.connection.send(disposition_frame(self.number, amqp.ROLE_SENDER, delivery_id, delivery_id, state))
+
+    def write_settled(self) -> None:
+        """Write the collected acknowledgements as ranges."""
+        if self._accepted:
+            for first, last in ranges(self._accepted):
+                self.connection.send(disposition_frame(self.number, amqp.ROLE_RECEIVER, first, last, None))
+            self._accepted.clear()
+        if self._confirmed:
+            for first, last in ranges(self._confirmed):
+                self.connection.send(disposition_frame(self.number, amqp.ROLE_SENDER, first, last, None))
+            self._confirmed.clear()
+
+    # ---- links ----
+
+    def wake_links(self) -> None:
+        for link in list(self.links.values()):
+            link.wake()
+
+    def detach(self, link: Link, error: BrokerError | None) -> None:
+        """End a link from our side."""
+        if self.links.get(link.handle) is link:
+            del self.links[link.handle]
+            link.drop()
+            self.forget(link)
+            self.write_settled()
+            detach = amqp.Detach(link.handle, True, None if error is None else error.performative())
+            self.connection.send(frame(self.number, detach))
+
+    def forget(self, link: Link) -> None:
+        """Outcomes of a link that is gone are ignored: the client settles through $management then."""
+        for delivery_id in [one for one, entry in self.unsettled.items() if entry[0] is link]:
+            del self.unsettled[delivery_id]
+
+    def tick(self, now: float) -> None:
+        for link in list(self.links.values()):
+            link.tick(now)
+
+    def end(self, error: BrokerError) -> None:
+        """End the channel with an error."""
+        self.drop()
+        self.connection.channels.pop(self.number, None)
+        self.connection.send(frame(self.number, amqp.End(error.performative())))
+
+    def drop(self) -> None:
+        """The channel is gone."""
+        self.write_settled()
+        for link in self.links.values():
+            link.drop()
+        self.links.clear()
+        self.unsettled.clear()
+        self._stalled.clear()

@@ -1,0 +1,418 @@
+"""One AMQP connection of a client: protocol headers, SASL, frames in and out, and what it is allowed to do.
+
+Bytes come in through asyncio's protocol interface and leave coalesced, once per turn of the event loop.
+Anything malformed closes the connection with an AMQP error; the server goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, cast
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.frames import (
+    AMQP_HEADER,
+    EMPTY_FRAME,
+    MIN_MAX_FRAME_SIZE,
+    SASL_HEADER,
+    TYPE_AMQP,
+    TYPE_SASL,
+    FramingError,
+    frame,
+    split_frames,
+)
+from twinbus.amqp.performatives import decode_performative
+from twinbus.amqp.types import Array, DecodeError, Symbol
+
+from .channel import Channel
+from .errors import (
+    CONNECTION_FORCED,
+    DECODE_ERROR,
+    FRAMING_ERROR,
+    ILLEGAL_STATE,
+    INVALID_FIELD,
+    NOT_ALLOWED,
+    BrokerError,
+)
+from .faults import Fault, Kind, Operation, Swallowed
+from .security import Grant, Right, Unauthorized
+
+if TYPE_CHECKING:
+    from .namespace import Namespace
+
+logger = logging.getLogger("twinbus.broker.connection")
+
+SASL_MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
+MAX_SASL_FRAME = 4096
+MAX_GRANTS = 5000
+HANDSHAKE_TIMEOUT = 60.0
+WRITE_HIGH_WATER = 1 << 20
+_LINGER_ZERO = struct.pack("ii", 1, 0)
+
+
+class Connection(asyncio.Protocol):
+    """The server's end of a connection."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.profile = namespace.profile
+        self.container = ""
+        self.peer_max_frame_size = 4096
+        self.channels: dict[int, Channel] = {}
+        self.grants: dict[str, Grant] = {}
+        self.blocked = False
+        self.frozen = False
+        self.closing = False
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._out: list[bytes] = []
+        self._flush_scheduled = False
+        self._stage = self._read_header
+        self._opened = False
+        self._sasl_done = False
+        self._peer_idle: float | None = None
+        self._loop = asyncio.get_running_loop()
+        self.opened_at = self.last_read = self.last_write = self.last_link = self._loop.time()
+        self._delayed: asyncio.TimerHandle | None = None
+
+    # ---- asyncio's side ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        self.namespace.connections.add(self)
+        if self.namespace.faults.standing(Kind.BLACKHOLE):
+            self.freeze()
+
+    def data_received(self, data: bytes) -> None:
+        self.last_read = self._loop.time()
+        self._buffer += data
+        if not self.frozen:
+            self._process()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closing = True
+        self._transport = None
+        self._buffer.clear()
+        if self._delayed is not None:
+            self._delayed.cancel()
+        for channel in self.channels.values():
+            channel.drop()
+        self.channels.clear()
+        self.namespace.connection_ended(self)
+
+    def pause_writing(self) -> None:
+        self.blocked = True
+
+    def resume_writing(self) -> None:
+        self.blocked = False
+        for channel in list(self.channels.values()):
+            channel.wake_links()
+
+    # ---- faults and pressure ----
+
+    def freeze(self) -> None:
+        """Stop reading and writing, as if the network had swallowed everything."""
+        self.frozen = self.blocked = True
+        self._pause_reading()
+
+    def thaw(self) -> None:
+        """What was held up in both directions goes on, late."""
+        if not self.frozen or self._transport is None:
+            return
+        self.frozen = False
+        self._resume_reading()
+        self.resume_writing()
+        self._process()
+        self._flush()
+
+    def delay(self, seconds: float) -> None:
+        """Handle nothing for a while; what arrives meanwhile waits in order."""
+        if self.frozen:
+            return
+        self.frozen = True
+        self._pause_reading()
+        self._delayed = self._loop.call_later(seconds, self.thaw)
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def reset(self) -> None:
+        """Cut the connection with a TCP reset."""
+        if self._transport is None:
+            return
+        raw = self._transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+        self.closing = True
+        self._transport.abort()
+
+    # ---- reading ----
+
+    def _process(self) -> None:
+        try:
+            while not self.closing and not self.frozen and self._stage():
+                pass
+        except FramingError as error:
+            self.close(BrokerError(FRAMING_ERROR, str(error)))
+        except DecodeError as error:
+            self.close(BrokerError(DECODE_ERROR, str(error)))
+        except BrokerError as error:
+            self.close(error)
+        except Exception:
+            logger.exception("a connection of %s failed", self.namespace.name)
+            self.close(BrokerError("amqp:internal-error", "The namespace could not process the frame."))
+        store = self.namespace.store
+        if store.is_pressed and not self.frozen and self._transport is not None:
+            self._pause_reading()
+            store.when_relieved(self._relieved)
+
+    def _relieved(self) -> None:
+        if not self.frozen and not self.closing:
+            self._resume_reading()
+            self._process()
+
+    def _read_header(self) -> bool:
+        if len(self._buffer) < 8:
+            return False
+        header = bytes(self._buffer[:8])
+        del self._buffer[:8]
+        if header == SASL_HEADER and not self._sasl_done:
+            self.send(SASL_HEADER)
+            mechanisms = Array(0xA3, [Symbol(name) for name in SASL_MECHANISMS])
+            self.send(frame(0, amqp.SaslMechanisms(mechanisms), frame_type=TYPE_SASL))
+            self._stage = self._read_sasl
+        elif header == AMQP_HEADER and (self._sasl_done or not self.profile.enforces):
+            self.send(AMQP_HEADER)
+            self._stage = self._read_frames
+        else:
+            # Answer with the header we speak, then close: what the specification asks for.
+            self.send(SASL_HEADER)
+            self._finish()
+        return True
+
+    def _read_sasl(self) -> bool:
+        for frame_type, _, body in split_frames(self._buffer, MAX_SASL_FRAME):
+            if frame_type != TYPE_SASL:
+                raise FramingError("a SASL frame was expected")
+            init, _ = decode_performative(body, 0)
+            if not isinstance(init, amqp.SaslInit):
+                raise FramingError("a sasl-init was expected")
+            accepted = self._authenticate(init)
+            self.send(frame(0, amqp.SaslOutcome(0 if accepted else 1), frame_type=TYPE_SASL))
+            if not accepted:
+                self._finish()
+                return False
+            self._sasl_done = True
+            self._stage = self._read_header
+            return True
+        return False
+
+    def _authenticate(self, init: amqp.SaslInit) -> bool:
+        """ANONYMOUS and its like prove nothing and need not: a token does. PLAIN is a policy's name and key."""
+        if init.mechanism not in SASL_MECHANISMS:
+            return False
+        if init.mechanism != "PLAIN":
+            return True
+        parts = (init.initial_response or b"").split(b"\0")
+        if len(parts) != 3:
+            return False
+        try:
+            name, key = parts[1].decode(), parts[2].decode()
+            self.grants[""] = self.namespace.grant_for_key(name, key)
+        except (Unauthorized, UnicodeDecodeError):
+            return False
+        return True
+
+    def _read_frames(self) -> bool:
+        for frame_type, number, body in split_frames(self._buffer, self.profile.max_frame_size):
+            if frame_type != TYPE_AMQP:
+                raise FramingError(f"a frame of type {frame_type} is not expected here")
+            if body:
+                performative, pos = decode_performative(body, 0)
+                self._handle(number, performative, body, pos)
+            if self.closing or self.frozen:
+                return False
+        return False
+
+    def _handle(self, number: int, performative: Any, body: bytes, pos: int) -> None:
+        kind = type(performative)
+        if kind is amqp.Transfer or kind is amqp.Disposition or kind is amqp.Flow:
+            channel = self.channels.get(number)
+            if channel is not None:
+                channel.handle(performative, body, pos)
+            elif not self._opened:
+                raise BrokerError(ILLEGAL_STATE, "The connection is not open.")
+            return  # frames on an ended channel are late, not wrong
+        if kind is amqp.Open:
+            self._on_open(number, performative)
+        elif not self._opened:
+            raise BrokerError(ILLEGAL_STATE, "The first frame of a connection must be an open.")
+        elif kind is amqp.Begin:
+            self._on_begin(number, performative)
+        elif kind is amqp.End:
+            channel = self.channels.pop(number, None)
+            if channel is not None:
+                channel.drop()
+                self.send(frame(number, amqp.End()))
+        elif kind is amqp.Close:
+            self.send(frame(0, amqp.Close()))
+            self._finish()
+        elif kind in (amqp.Attach, amqp.Detach):
+            channel = self.channels.get(number)
+            if channel is not None:
+                channel.handle(performative, body, pos)
+        else:
+            raise BrokerError(NOT_ALLOWED, f"A {kind.__name__} frame is not expected here.")
+
+    def _on_open(self, number: int, opened: amqp.Open) -> None:
+        if self._opened or number != 0:
+            raise BrokerError(NOT_ALLOWED, "A connection is opened once, on channel 0.")
+        size = opened.max_frame_size if opened.max_frame_size is not None else 0xFFFFFFFF
+        if size < MIN_MAX_FRAME_SIZE:
+            raise BrokerError(INVALID_FIELD, f"max-frame-size must be at least {MIN_MAX_FRAME_SIZE}.")
+        self._opened = True
+        self.container = opened.container_id
+        self.peer_max_frame_size = min(size, self.profile.max_frame_size)
+        if opened.idle_time_out:
+            self._peer_idle = opened.idle_time_out / 1000
+        self.send(
+            frame(
+                0,
+                amqp.Open(
+                    container_id=self.namespace.name,
+                    max_frame_size=self.profile.max_frame_size,
+                    channel_max=self.profile.channel_max,
+                    idle_time_out=int(self.profile.idle_timeout * 1000),
+                ),
+            )
+        )
+
+    def _on_begin(self, number: int, begin: amqp.Begin) -> None:
+        if number in self.channels:
+            raise BrokerError(NOT_ALLOWED, f"Channel {number} has a session already.")
+        if number > self.profile.channel_max:
+            raise BrokerError(NOT_ALLOWED, f"The highest channel is {self.profile.channel_max}.")
+        channel = self.channels[number] = Channel(self, number, begin)
+        channel.begin()
+
+    # ---- writing ----
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes; they leave together at the end of this turn of the event loop."""
+        self._out.append(data)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def flush_soon(self) -> None:
+        """Have the channels' collected acknowledgements written at the end of this turn."""
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        for channel in self.channels.values():
+            channel.write_settled()
+        if self._transport is None or self.frozen or not self._out:
+            return
+        data = b"".join(self._out)
+        self._out.clear()
+        self.last_write = self._loop.time()
+        self._transport.write(data)
+
+    # ---- rights ----
+
+    def remember_grant(self, audience: str, grant: Grant) -> None:
+        """A token was accepted for an audience."""
+        if audience not in self.grants and len(self.grants) >= MAX_GRANTS:
+            raise BrokerError(NOT_ALLOWED, f"A connection can hold tokens for {MAX_GRANTS} audiences.")
+        self.grants[audience] = grant
+
+    def allows(self, path: str, right: Right) -> bool:
+        """Whether a token that is still good gives this right."""
+        now = self.namespace.clock()
+        return any(grant.expires_at > now and grant.allows(path, right) for grant in self.grants.values())
+
+    # ---- time ----
+
+    def tick(self, now: float) -> None:
+        """Once a second: keep the connection alive, or end what was idle for too long."""
+        if self.frozen or self._transport is None:
+            return
+        if not self._opened:
+            if now - self.opened_at > HANDSHAKE_TIMEOUT:
+                self.reset()
+            return
+        if self._peer_idle is not None and now - self.last_write >= self._peer_idle / 2:
+            self.send(EMPTY_FRAME)
+        if now - self.last_read > self.profile.idle_timeout:
+            self.close(BrokerError(CONNECTION_FORCED, "The connection was idle for longer than its idle time-out."))
+            return
+        for channel in list(self.channels.values()):
+            channel.tick(now)
+        if any(channel.links for channel in self.channels.values()):
+            self.last_link = now
+        elif self.profile.connection_idle is not None and now - self.last_link > self.profile.connection_idle:
+            seconds = self.profile.connection_idle
+            self.close(
+                BrokerError(
+                    CONNECTION_FORCED,
+                    f"The connection was inactive for more than the allowed {seconds * 1000:.0f} milliseconds"
+                    " and is closed by container 'twinbus'.",
+                )
+            )
+
+    # ---- ending ----
+
+    def close(self, error: BrokerError | None = None) -> None:
+        """Say why, and end the connection."""
+        if self.closing:
+            return
+        if self._opened:
+            self.send(frame(0, amqp.Close(None if error is None else error.performative())))
+        elif error is not None and self._stage == self._read_frames:
+            self.send(frame(0, amqp.Open(container_id=self.namespace.name)))
+            self.send(frame(0, amqp.Close(error.performative())))
+        if error is not None:
+            logger.info("%s closed a connection: %s", self.namespace.name, error)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._flush()
+        self.closing = True
+        for channel in self.channels.values():
+            channel.drop()
+        self.channels.clear()
+        if self._transport is not None:
+            self._transport.close()
+
+    def strike(self, operation: Operation, entity: str | None) -> Fault | None:
+        """Ask for a fault here. Resets, black holes and delays are carried out at once.
+
+        Returns the fault if the caller has something to do about it; raises `Swallowed` if nothing more happens.
+        """
+        fault = self.namespace.faults.strike(operation, entity)
+        if fault is None:
+            return None
+        if fault.kind is Kind.RESET or fault.kind is Kind.REFUSE:
+            self.reset()
+            raise Swallowed
+        if fault.kind is Kind.BLACKHOLE:
+            raise Swallowed
+        if fault.kind is Kind.SLOW:
+            self.delay(fault.delay)
+            return None
+        return fault

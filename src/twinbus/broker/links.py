@@ -1,0 +1,353 @@
+"""Links: a sender's way into an entity, and an entity's way to a receiver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.types import DecodeError
+
+from .entities import Node
+from .errors import (
+    DECODE_ERROR,
+    DETACH_FORCED,
+    MESSAGE_TOO_LARGE,
+    TRANSFER_LIMIT,
+    UNAUTHORIZED,
+    BrokerError,
+    session_lock_lost,
+)
+from .faults import Kind, Operation, Swallowed
+from .locks import Lock, tag_of
+from .message import Message, arrivals
+from .security import Right
+
+if TYPE_CHECKING:
+    from .channel import Channel
+
+_MASK = 0xFFFFFFFF
+
+
+class Link:
+    """What every link has."""
+
+    def __init__(self, channel: Channel, attach: amqp.Attach) -> None:
+        self.channel = channel
+        self.connection = channel.connection
+        self.handle = attach.handle
+        self.name = attach.name
+        self.attached = True
+
+    def on_transfer(self, transfer: amqp.Transfer, payload: bytes) -> None:
+        """A frame of a delivery arrived."""
+
+    def on_flow(self, flow: amqp.Flow) -> None:
+        """The peer's credit or its wishes changed."""
+
+    def wake(self) -> None:
+        """There is room to send again."""
+
+    def tick(self, now: float) -> None:
+        """Once a second."""
+
+    def drop(self) -> None:
+        """The link is gone."""
+        self.attached = False
+
+
+class Assembly:
+    """Puts the frames of one delivery together, never more than `limit` bytes of it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._first: amqp.Transfer | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, transfer: amqp.Transfer, payload: bytes) -> tuple[amqp.Transfer, bytes | None] | None:
+        """The first frame and the whole payload when the delivery is complete; None as payload if it is too large."""
+        if self._first is None:
+            if not transfer.more and len(payload) <= self.limit:
+                return transfer, payload
+            self._first = transfer
+        self._size += len(payload)
+        if self._size <= self.limit:
+            self._parts.append(payload)
+        else:
+            self._parts.clear()
+        if transfer.aborted:
+            self._reset()
+            return None
+        if transfer.more:
+            return None
+        first, whole = self._first, b"".join(self._parts) if self._size <= self.limit else None
+        self._reset()
+        return first, whole
+
+    def _reset(self) -> None:
+        self._first, self._parts, self._size = None, [], 0
+
+
+class IncomingLink(Link):
+    """A client's sender: its messages go to a queue or topic."""
+
+    # A batch may hold more than one message of the largest size; the service takes 1 MB at most.
+    BATCH_BYTES = 1 << 20
+
+    def __init__(self, channel: Channel, attach: amqp.Attach, node: Node) -> None:
+        super().__init__(channel, attach)
+        self.node = node
+        self._assembly = Assembly(max(self.BATCH_BYTES, node.queue.limits.max_message_bytes + 65536))
+        self._credit = 0
+        self._delivery_count = attach.initial_delivery_count or 0
+        self.last_transfer = channel.connection.namespace.loop_time()
+
+    def grant(self) -> None:
+        """Give the sender its credit."""
+        self._credit = self.connection.profile.sender_credit
+        self.channel.link_flow(self.handle, delivery_count=self._delivery_count, link_credit=self._credit, available=0)
+
+    def on_flow(self, flow: amqp.Flow) -> None:
+        if flow.echo:
+            self.grant()
+
+    def on_transfer(self, transfer: amqp.Transfer, payload: bytes) -> None:
+        done = self._assembly.add(transfer, payload)
+        if done is None:
+            return
+        first, whole = done
+        self.last_transfer = self.connection.last_read
+        self._delivery_count = (self._delivery_count + 1) & _MASK
+        self._credit -= 1
+        if self._credit < 0 and self.connection.profile.enforces:
+            self.channel.detach(self, BrokerError(TRANSFER_LIMIT, "A message was sent without link credit."))
+            return
+        if self._credit <= self.connection.profile.sender_credit // 2:
+            self.grant()
+        self._receive(first, whole)
+
+    def _receive(self, transfer: amqp.Transfer, payload: bytes | None) -> None:
+        delivery_id = transfer.delivery_id or 0
+        settled = bool(transfer.settled)
+        namespace = self.connection.namespace
+        drop_ack = reset_after = False
+        try:
+            if namespace.faults.active:
+                fault = self.connection.strike(Operation.SEND, self.node.path)
+                if fault is not None:
+                    if fault.kind is Kind.DETACH:
+                        self.channel.detach(self, fault.error())
+                        return
+                    if fault.kind is not Kind.DROP_ACK:
+                        raise fault.error()
+                    drop_ack, reset_after = True, fault.then_reset
+            if payload is None:
+                raise BrokerError(
+                    MESSAGE_TOO_LARGE,
+                    f"The delivery is larger than {self._assembly.limit} bytes, the limit of the link.",
+                )
+            batch = arrivals(payload, transfer.message_format)
+            if not namespace.throttle.admits(len(batch)):
+                raise namespace.throttle.busy()
+            self.node.require_active(Right.SEND)
+            self.node.queue.check(batch)
+        except Swallowed:
+            return
+        except DecodeError as error:
+            if not settled:
+                self.channel.reject(delivery_id, BrokerError(DECODE_ERROR, str(error)))
+            return
+        except BrokerError as error:
+            if not settled:
+                self.channel.reject(delivery_id, error)
+            return
+
+        def stored(error: BrokerError | None) -> None:
+            if drop_ack:
+                if reset_after:
+                    self.connection.reset()
+            elif settled or not self.attached:
+                return
+            elif error is None:
+                self.channel.accept(delivery_id)
+            else:
+                self.channel.reject(delivery_id, error)
+
+        self.node.queue.take(batch, stored)
+
+    def tick(self, now: float) -> None:
+        profile = self.connection.profile
+        if profile.link_idle is not None and now - self.last_transfer > profile.link_idle:
+            self.channel.detach(
+                self,
+                BrokerError(
+                    DETACH_FORCED,
+                    f"The link '{self.name}' is force detached. Code: publisher(link). Details:"
+                    f" AmqpMessagePublisher.IdleTimerExpired: Idle timeout: {profile.link_idle:g} s.",
+                ),
+            )
+        elif not self.connection.allows(self.node.path, Right.SEND):
+            self.channel.detach(self, token_expired(self.node.path))
+
+
+class OutgoingLink(Link):
+    """A client's receiver: it gets messages from a queue, as many as it gave credit for."""
+
+    def __init__(self, channel: Channel, attach: amqp.Attach, node: Node) -> None:
+        super().__init__(channel, attach)
+        self.node = node
+        self.queue = node.queue
+        self.deletes = attach.snd_settle_mode == 1
+        self.session_id: str | None = None
+        self._credit = 0
+        self._reserved = 0
+        self._delivery_count = 0
+        self._draining = False
+        self.waiting = False
+
+    # ---- what the queue asks ----
+
+    def can_take(self) -> bool:
+        return self.attached and self._credit > 0 and self.channel.can_send()
+
+    def reserve(self) -> None:
+        self._credit -= 1
+        self._reserved += 1
+
+    def deliver(self, message: Message, lock: Lock | None) -> None:
+        self._reserved -= 1
+        if not self.attached:
+            return
+        self._delivery_count = (self._delivery_count + 1) & _MASK
+        namespace = self.connection.namespace
+        if namespace.faults.active:
+            try:
+                fault = self.connection.strike(Operation.RECEIVE, self.node.path)
+            except Swallowed:
+                return
+            if fault is not None:
+                self.channel.detach(self, fault.error())
+                return
+        if lock is None:
+            self.channel.transfer(self, b"", None, message.encoded())
+        else:
+            payload = message.encoded(lock.token, lock.locked_until)
+            self.channel.transfer(self, tag_of(lock.token), lock.token, payload)
+        if self._draining:
+            self._finish_drain()
+
+    def session_lost(self) -> None:
+        self.channel.detach(self, session_lock_lost(self.session_id or ""))
+
+    # ---- what the client says ----
+
+    def on_flow(self, flow: amqp.Flow) -> None:
+        if flow.link_credit is not None:
+            seen = flow.delivery_count if flow.delivery_count is not None else 0
+            credit = (seen + flow.link_credit - self._delivery_count) & _MASK
+            # A credit that looks negative was overtaken by deliveries under way.
+            self._credit = max(0, (credit if credit <= _MASK >> 1 else 0) - self._reserved)
+        self._draining = bool(flow.drain)
+        if self._credit:
+            self.queue.wake(self)
+        if self._draining:
+            self._finish_drain()
+        elif flow.echo:
+            self._tell_credit()
+
+    def _finish_drain(self) -> None:
+        """Use up the credit that found no message, and say so."""
+        if self._reserved:
+            return
+        self._draining = False
+        self._delivery_count = (self._delivery_count + self._credit) & _MASK
+        self._credit = 0
+        self._tell_credit(drain=True)
+
+    def _tell_credit(self, drain: bool = False) -> None:
+        self.channel.link_flow(
+            self.handle,
+            delivery_count=self._delivery_count,
+            link_credit=self._credit,
+            available=min(self.queue.counters.active, _MASK),
+            drain=drain or None,
+        )
+
+    def wake(self) -> None:
+        if self._credit:
+            self.queue.wake(self)
+
+    def settle(self, delivery_id: int, token: bytes, state: Any, settled: bool) -> None:
+        """The client says what became of a delivery."""
+        drop_ack = reset_after = False
+
+        def done(error: BrokerError | None) -> None:
+            if drop_ack and reset_after:
+                self.connection.reset()
+            if drop_ack or settled or not self.attached:
+                return
+            if error is not None:
+                self.channel.confirm(delivery_id, amqp.Rejected(error.performative()))
+            elif isinstance(state, amqp.Rejected):
+                self.channel.confirm(delivery_id, amqp.Rejected())
+            elif isinstance(state, (amqp.Modified, amqp.Released)):
+                self.channel.confirm(delivery_id, _echo(state))
+            else:
+                self.channel.confirm(delivery_id, None)
+
+        try:
+            if self.connection.namespace.faults.active:
+                fault = self.connection.strike(Operation.SETTLE, self.node.path)
+                if fault is not None:
+                    if fault.kind is Kind.DETACH:
+                        self.channel.detach(self, fault.error())
+                        return
+                    if fault.kind is not Kind.DROP_ACK:
+                        raise fault.error()
+                    drop_ack, reset_after = True, fault.then_reset
+            apply_outcome(self, token, state, done)
+        except Swallowed:
+            return
+        except BrokerError as error:
+            done(error)
+
+    def tick(self, now: float) -> None:
+        if not self.connection.allows(self.node.path, Right.LISTEN):
+            self.channel.detach(self, token_expired(self.node.path))
+
+    def drop(self) -> None:
+        super().drop()
+        self.queue.detach(self)
+
+
+def apply_outcome(link: OutgoingLink, token: bytes, state: Any, done: Any) -> None:
+    """Carry out a disposition's outcome on a locked message."""
+    queue = link.queue
+    if state is None or isinstance(state, amqp.Accepted):
+        queue.complete(token, done)
+    elif isinstance(state, amqp.Released):
+        queue.release(token, done)
+    elif isinstance(state, amqp.Modified):
+        changed = state.message_annotations if isinstance(state.message_annotations, dict) else None
+        changed = {str(key): value for key, value in changed.items()} if changed else None
+        if state.undeliverable_here:
+            queue.defer(token, changed, done)
+        elif state.delivery_failed:
+            queue.abandon(token, changed, done)
+        else:
+            queue.release(token, done)
+    elif isinstance(state, amqp.Rejected):
+        info = state.error.info if isinstance(state.error, amqp.Error) else None
+        queue.dead_letter_locked(token, {str(key): value for key, value in (info or {}).items()}, done)
+    else:
+        raise BrokerError("amqp:not-implemented", "This outcome is not supported.")
+
+
+def _echo(state: amqp.Modified | amqp.Released) -> Any:
+    if isinstance(state, amqp.Released):
+        return amqp.Released()
+    return amqp.Modified(state.delivery_failed, state.undeliverable_here)
+
+
+def token_expired(path: str) -> BrokerError:
+    return BrokerError(UNAUTHORIZED, f"ExpiredToken: The token for '{path}' is expired or gives no right to it.")

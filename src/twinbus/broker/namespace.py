@@ -1,0 +1,393 @@
+"""A namespace: entities, connections, rights and faults behind one port. `async with Namespace("contoso")`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from aiohttp import web
+
+from .admin.api import AdministrationApi
+from .certificate import Certificate, ensure_certificate, server_context
+from .config import NamespaceConfig, QueueConfig, TopicConfig
+from .connection import Connection
+from .descriptions import QueueDescription, SubscriptionDescription, TopicDescription
+from .entities import AnyEntity, Entities, QueueEntity, SubscriptionEntity, TopicEntity
+from .errors import BrokerError, not_found
+from .faults import ActiveFault, Fault, Faults, Kind, Operation
+from .links import IncomingLink, Link, OutgoingLink
+from .listener import Listener, reset
+from .profile import PROFILES, Profile
+from .queue import Environment
+from .schema import PUT_SETTING, Change
+from .security import (
+    ROOT_POLICY,
+    AccessPolicy,
+    Authority,
+    Clock,
+    Grant,
+    Right,
+    Unauthorized,
+    connection_string,
+    missing_right,
+)
+from .store import Durability, Store
+from .throttle import Throttle
+from .timeline import Timeline
+
+logger = logging.getLogger("twinbus.broker")
+
+LOOPBACK = "127.0.0.1"
+CLOSE_TIMEOUT = 5.0
+FORGET_INTERVAL = 60.0
+
+
+class Namespace:
+    """One Service-Bus-compatible namespace, served on one port for as long as the context is entered.
+
+    Without a `data` folder nothing outlives it. `config` may be just a name. Faults are put in force through
+    `faults`, entities through `create`, and clients connect with `connection_string`.
+    """
+
+    def __init__(
+        self,
+        config: NamespaceConfig | str,
+        *,
+        data: Path | None = None,
+        host: str = LOOPBACK,
+        profile: Profile | None = None,
+        certificate_folder: Path | None = None,
+        certificate_names: Sequence[str] = (),
+        clock: Clock = time.time,
+    ) -> None:
+        if isinstance(config, str):
+            config = NamespaceConfig(config, port=0)
+        if data is None:
+            config = replace(config, durability=Durability.MEMORY)
+        self.config = config
+        self.name = config.name
+        self.host = host
+        self.clock = clock
+        self.profile = profile if profile is not None else PROFILES[config.profile]
+        self.faults = Faults()
+        self.deliver_pings = config.deliver_pings
+        self.connections: set[Connection] = set()
+        self.created_at = clock()
+        self.certificate: Certificate | None = None
+        self._data = data
+        self._certificate_folder = certificate_folder or data
+        self._certificate_names = certificate_names
+        self._tls: ssl.SSLContext | None = None
+        self._gone = asyncio.Event()
+        self._held: list[socket.socket] = []
+        self._background: list[asyncio.Task[None]] = []
+        self._fault_timer: asyncio.TimerHandle | None = None
+
+    # ---- starting and stopping ----
+
+    async def __aenter__(self) -> Namespace:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Open the store, create the configured entities, and listen. Raises `StoreError` or `OSError`."""
+        loop = asyncio.get_running_loop()
+        self.loop_time = loop.time
+        self.store = Store(self._data, self.config.durability)
+        try:
+            self.throttle = Throttle(self.profile.throttle, loop.time)
+            environment = Environment(
+                self.store,
+                lambda: int(self.clock() * 1000),
+                lambda: self.deliver_pings,
+                lambda message: self._timeline.watch(message),
+            )
+            self.entities = Entities(environment, self.config.max_message_size)
+            self._timeline = Timeline(self.store, environment.now_ms, self.entities.queue_by_key)
+            await self._load_settings()
+            await self._create_configured()
+            if self._certificate_folder is not None:
+                names = (*self._certificate_names, self.name)
+                self.certificate = await asyncio.to_thread(
+                    ensure_certificate, self._certificate_folder / "tls", names, self.clock
+                )
+                self._tls = server_context(self.certificate)
+            self._timeline.start()
+            self._start_serving()
+        except BaseException:
+            await self.store.close()
+            raise
+        self._background = [
+            loop.create_task(self._tick()),
+            loop.create_task(self._forget_seen()),
+        ]
+        logger.info("%s listens on %s:%d", self.name, self.host, self.port)
+
+    def _start_serving(self) -> None:
+        self._api = AdministrationApi(
+            self,
+            tier=self.config.tier,
+            max_message_size_in_kilobytes=self.config.max_message_size // 1024,
+            clock=self.clock,
+        )
+        self._http = web.Server(self._handle_http)
+        self._listener = Listener(
+            self.host,
+            self.config.port,
+            lambda: Connection(self),
+            lambda: cast(asyncio.Protocol, self._http()),
+            lambda: self._tls,
+            self._arriving,
+        )
+        self._listener.start()
+        self.faults.on_change = self._faults_changed
+
+    async def close(self) -> None:
+        """Say goodbye to every client, write what is pending, and close the files."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._fault_timer is not None:
+            self._fault_timer.cancel()
+        self._timeline.close()
+        await self._listener.close()
+        for held in self._held:
+            held.close()
+        self._held.clear()
+        goodbye = BrokerError("amqp:connection:forced", "The namespace is stopping.")
+        for connection in list(self.connections):
+            connection.close(goodbye)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_gone(), CLOSE_TIMEOUT)
+        for connection in list(self.connections):
+            connection.reset()
+        await self._http.shutdown(0)
+        for queue in self.entities.all_queues():
+            queue.close()
+        await self.store.close()
+
+    async def _all_gone(self) -> None:
+        self._gone.clear()
+        while self.connections:
+            await self._gone.wait()
+            self._gone.clear()
+
+    def connection_ended(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._gone.set()
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    @property
+    def connection_string(self) -> str:
+        """For the SDK, with every right. It holds the key."""
+        return connection_string(self.host, self.port, self.policy(ROOT_POLICY))
+
+    def policy(self, name: str) -> AccessPolicy:
+        """A policy of the namespace itself."""
+        for policy in self._policies:
+            if policy.name == name:
+                return policy
+        raise KeyError(name)
+
+    # ---- what is kept ----
+
+    async def _load_settings(self) -> None:
+        rows = dict(self.store.reader.execute("SELECT name, value FROM settings").fetchall())
+        kept = [
+            AccessPolicy(name, primary, secondary, frozenset(Right(right) for right in rights))
+            for name, primary, secondary, rights in json.loads(rows.get("policies", "[]"))
+        ]
+        self._policies = self.config.access_policies(kept)
+        self.created_at = float(rows.get("created_at", self.clock()))
+        saved = json.dumps([[p.name, p.primary_key, p.secondary_key, sorted(p.rights)] for p in self._policies])
+        self._authority = Authority(
+            self._policies,
+            bearer_tokens=self.config.bearer_tokens,
+            hosts=self.config.audience_hosts,
+            clock=self.clock,
+        )
+        await self.store.commit(
+            [
+                Change(PUT_SETTING, ("policies", saved)),
+                Change(PUT_SETTING, ("created_at", repr(self.created_at))),
+            ]
+        )
+
+    async def _create_configured(self) -> None:
+        """Entities of the configuration that are there already keep their messages, and take its properties."""
+        configured: list[QueueConfig | TopicConfig] = [*self.config.queues, *self.config.topics]
+        for one in configured:
+            existing = self.entities.find(one.description.path)
+            kept = existing.description if existing is not None else None
+            wanted = one.describe(cast(Any, kept if type(kept) is type(one.description) else None))
+            if existing is None:
+                await self.entities.create(wanted)
+            elif existing.description != wanted:
+                await self.entities.update(wanted)
+        for topic in self.config.topics:
+            for subscription in topic.subscriptions:
+                if self.entities.resolve(subscription.path) is None:
+                    await self.entities.create(subscription)
+                else:
+                    await self.entities.update(subscription)
+
+    # ---- what the administration API asks ----
+
+    def find(self, path: str) -> QueueEntity | TopicEntity | None:
+        return self.entities.find(path)
+
+    def queues(self) -> Sequence[QueueEntity]:
+        return sorted((one for one in self.entities if isinstance(one, QueueEntity)), key=lambda q: q.description.path)
+
+    def topics(self) -> Sequence[TopicEntity]:
+        return sorted((one for one in self.entities if isinstance(one, TopicEntity)), key=lambda t: t.description.path)
+
+    async def create(self, description: QueueDescription | TopicDescription) -> QueueEntity | TopicEntity:
+        """Add a queue or topic; raises `EntityExists`."""
+        return cast(QueueEntity | TopicEntity, await self.entities.create(description))
+
+    async def update(self, description: QueueDescription | TopicDescription) -> QueueEntity | TopicEntity:
+        return cast(QueueEntity | TopicEntity, await self.entities.update(description))
+
+    async def delete(self, path: str) -> None:
+        self._detach_from(await self.entities.delete(path))
+
+    async def create_subscription(self, description: SubscriptionDescription) -> SubscriptionEntity:
+        return cast(SubscriptionEntity, await self.entities.create(description))
+
+    async def update_subscription(self, description: SubscriptionDescription) -> SubscriptionEntity:
+        return cast(SubscriptionEntity, await self.entities.update(description))
+
+    async def delete_subscription(self, topic: str, name: str) -> None:
+        self._detach_from(await self.entities.delete(f"{topic}/Subscriptions/{name}"))
+
+    def _detach_from(self, entity: AnyEntity) -> None:
+        path = entity.description.path.lower()
+        for link in self._entity_links():
+            if link.node.path.lower() == path or link.node.path.lower().startswith(path + "/"):
+                link.channel.detach(link, not_found(link.node.path))
+
+    def _entity_links(self) -> list[IncomingLink | OutgoingLink]:
+        links: list[Link] = []
+        for connection in self.connections:
+            for channel in connection.channels.values():
+                links += channel.links.values()
+        return [link for link in links if isinstance(link, (IncomingLink, OutgoingLink))]
+
+    def authorize(self, authorization: str | None, path: str, right: Right) -> None:
+        """Raise `Unauthorized` unless the header's token gives the right."""
+        grant = self.verify(authorization, path)
+        if not grant.allows(path, right):
+            raise missing_right(right, path)
+
+    # ---- tokens ----
+
+    def verify(self, token: str | None, path: str) -> Grant:
+        """What a token allows; raises `Unauthorized`."""
+        return self._authority.verify(token, self.entities.policies, resource=path)
+
+    def grant_for_key(self, name: str, key: str) -> Grant:
+        """What the bearer of a namespace policy's key may do; raises `Unauthorized`."""
+        for policy in self._policies:
+            if policy.name == name and any(hmac.compare_digest(key.encode(), one.encode()) for one in policy.keys):
+                return Grant("", policy.rights, float("inf"))
+        raise Unauthorized("InvalidSignature: The name or key is wrong.")
+
+    # ---- HTTP on the shared port ----
+
+    async def _handle_http(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/healthz" and request.method == "GET":
+            return web.json_response({"status": "ok", "namespace": self.name})
+        return await self._api.handle(request)
+
+    # ---- time ----
+
+    async def _tick(self) -> None:
+        times = (self.profile.idle_timeout, self.profile.link_idle, self.profile.connection_idle)
+        interval = min([1.0, *(seconds / 4 for seconds in times if seconds is not None)])
+        while True:
+            await asyncio.sleep(interval)
+            now = self.loop_time()
+            for connection in list(self.connections):
+                connection.tick(now)
+
+    async def _forget_seen(self) -> None:
+        while True:
+            await asyncio.sleep(FORGET_INTERVAL)
+            for queue in list(self.entities.all_queues()):
+                queue.forget_seen()
+
+    # ---- faults ----
+
+    def _arriving(self, arrived: socket.socket) -> bool:
+        """A new connection, before anything is read from it."""
+        if not self.faults.active:
+            return True
+        fault = self.faults.strike(Operation.CONNECT, None)
+        if fault is None:
+            return True
+        if fault.kind is Kind.BLACKHOLE:
+            self._held.append(arrived)
+        else:
+            reset(arrived)
+        return False
+
+    def _faults_changed(self, added: ActiveFault | None) -> None:
+        """Bring the listener, the connections and the links in line with the faults in force."""
+        if self.faults.standing(Kind.REFUSE):
+            if self._listener.is_listening:
+                self._listener.stop()
+                self.faults.note(Kind.REFUSE)
+        else:
+            self._listener.start()
+        black = self.faults.standing(Kind.BLACKHOLE)
+        for connection in list(self.connections):
+            if black and not connection.frozen:
+                connection.freeze()
+                self.faults.note(Kind.BLACKHOLE)
+            elif not black:
+                connection.thaw()
+        if not black:
+            held, self._held = self._held, []
+            for one in held:
+                self._listener.serve(one)
+        if added is not None:
+            self._strike_at_once(added.fault)
+        self._set_fault_timer()
+
+    def _strike_at_once(self, fault: Fault) -> None:
+        """Some faults hit what is already there, not only what comes."""
+        if fault.kind is Kind.RESET and fault.entity is None and Operation.CONNECT in fault.on:
+            for connection in list(self.connections):
+                self.faults.note(Kind.RESET)
+                connection.reset()
+        elif fault.kind in (Kind.DETACH, Kind.DISABLE) and fault.count is None and fault.probability == 1:
+            for link in self._entity_links():
+                if fault.covers(link.node.path):
+                    self.faults.note(fault.kind)
+                    link.channel.detach(link, fault.error())
+
+    def _set_fault_timer(self) -> None:
+        if self._fault_timer is not None:
+            self._fault_timer.cancel()
+            self._fault_timer = None
+        ends = self.faults.next_end()
+        if ends is not None:
+            delay = max(0.0, ends - time.monotonic()) + 0.001
+            self._fault_timer = asyncio.get_running_loop().call_later(delay, self.faults.expire)

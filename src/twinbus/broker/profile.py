@@ -1,0 +1,64 @@
+"""How strict a namespace is: the default is generous, `azure` demands what the real service demands.
+
+The figures of `AZURE` come from public traces and documents. Tests shorten the times with `dataclasses.replace`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ProfileName(StrEnum):
+    """How much a namespace demands of its clients."""
+
+    DEFAULT = "default"
+    AZURE = "azure"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Limits of one connection, and whether breaking them is an error."""
+
+    name: ProfileName
+    enforces: bool
+    max_frame_size: int
+    channel_max: int
+    handle_max: int
+    idle_timeout: float
+    incoming_window: int
+    sender_credit: int
+    # A sender link without transfers is detached after this many seconds, a connection without links later.
+    link_idle: float | None = None
+    connection_idle: float | None = None
+    # Messages a second the namespace takes before it answers server-busy.
+    throttle: int | None = None
+    accept_session_timeout: float = 65.0
+
+
+DEFAULT = Profile(
+    name=ProfileName.DEFAULT,
+    enforces=False,
+    max_frame_size=65536,
+    channel_max=4999,
+    handle_max=4999,
+    idle_timeout=240.0,
+    incoming_window=65535,
+    sender_credit=5000,
+)
+
+AZURE = Profile(
+    name=ProfileName.AZURE,
+    enforces=True,
+    max_frame_size=65536,
+    channel_max=4999,
+    handle_max=255,
+    idle_timeout=120.0,
+    incoming_window=5000,
+    sender_credit=1000,
+    link_idle=600.0,
+    connection_idle=300.0,
+    throttle=1000,
+)
+
+PROFILES = {profile.name: profile for profile in (DEFAULT, AZURE)}

@@ -1,0 +1,219 @@
+"""Request and response over links: how `$cbs` and `$management` are spoken to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp import sections
+from twinbus.amqp.decoding import decode
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.types import DecodeError, Int, Symbol
+
+from .errors import DECODE_ERROR, INTERNAL_ERROR, NOT_ALLOWED, BrokerError
+from .faults import Kind, Operation, Swallowed
+from .links import Assembly, Link
+
+if TYPE_CHECKING:
+    from .channel import Channel
+    from .connection import Connection
+
+logger = logging.getLogger("twinbus.broker.requests")
+
+MAX_PENDING = 100
+CREDIT = 100
+
+
+class Request(NamedTuple):
+    """A request message: its application properties and its body's value, with exact types."""
+
+    message_id: Any
+    reply_to: str | None
+    properties: dict[str, Any]
+    body: Any
+
+    def text(self, name: str) -> str:
+        """A property that must be text."""
+        value = self.properties.get(name)
+        if not isinstance(value, str):
+            raise BrokerError("com.microsoft:argument-error", f"The property '{name}' must be a string.")
+        return str(value)
+
+
+class Response(NamedTuple):
+    """An answer: status, description, an error condition if it failed, and the body's value."""
+
+    status: int
+    description: str
+    body: Any = None
+    condition: str | None = None
+
+
+class RequestNode(Protocol):
+    """Something that answers requests."""
+
+    MAX_REQUEST: int
+    STATUS: str
+    DESCRIPTION: str
+    path: str | None
+
+    async def answer(self, request: Request, connection: Connection) -> Response:
+        """Handle one request; raises `BrokerError`."""
+
+
+def parse_request(payload: bytes) -> Request:
+    """Read a request; raises `DecodeError`."""
+    parts = sections.split_sections(payload)
+    fields = sections.section_value(parts.properties) or []
+    fields += [None] * (5 - len(fields))
+    values: dict[str, Any] = {}
+    for key, raw in sections.map_entries(parts.application_properties):
+        values[str(key)] = sections.entry_value(raw)
+    body = None
+    if parts.body[:3] == b"\x00\x53\x77":
+        body, _ = decode(parts.body, 3)
+    reply_to = fields[4]
+    return Request(fields[0], str(reply_to) if isinstance(reply_to, str) else None, values, body)
+
+
+def encode_response(request: Request, response: Response, node: RequestNode) -> bytes:
+    """The answer as a message."""
+    values: dict[str, Any] = {
+        node.STATUS: Int(response.status),
+        node.DESCRIPTION: response.description,
+    }
+    if response.condition is not None:
+        values["errorCondition"] = Symbol(response.condition)
+    entries = [sections.entry(key, value) for key, value in values.items()]
+    null = b"\x40"
+    properties = [null, null, null, null, null, encode(request.message_id)]
+    return (
+        sections.list_section(sections.PROPERTIES, properties)
+        + sections.map_section(sections.APPLICATION_PROPERTIES, entries)
+        + b"\x00\x53\x77"
+        + encode(response.body)
+    )
+
+
+class ResponseLink(Link):
+    """Carries answers to the client; it has a queue only in the client's imagination."""
+
+    def __init__(self, channel: Channel, attach: amqp.Attach, source: str, target: str | None) -> None:
+        super().__init__(channel, attach)
+        self.source = source
+        self.target = target
+        self._credit = 0
+        self._delivery_count = 0
+        self._held: list[bytes] = []
+
+    def on_flow(self, flow: amqp.Flow) -> None:
+        if flow.link_credit is not None:
+            seen = flow.delivery_count or 0
+            self._credit = max(0, seen + flow.link_credit - self._delivery_count)
+        while self._held and self._credit > 0:
+            self._transfer(self._held.pop(0))
+        if flow.drain:
+            self._delivery_count += self._credit
+            self._credit = 0
+        if flow.drain or flow.echo:
+            self.channel.link_flow(
+                self.handle,
+                delivery_count=self._delivery_count,
+                link_credit=self._credit,
+                available=len(self._held),
+                drain=flow.drain or None,
+            )
+
+    def answer(self, payload: bytes) -> None:
+        """Send an answer, or keep it until there is credit."""
+        if self._credit > 0:
+            self._transfer(payload)
+        elif len(self._held) < MAX_PENDING:
+            self._held.append(payload)
+
+    def _transfer(self, payload: bytes) -> None:
+        self._credit -= 1
+        self._delivery_count += 1
+        self.channel.transfer(self, self._delivery_count.to_bytes(4, "big"), None, payload)
+
+
+class RequestLink(Link):
+    """Carries requests from the client."""
+
+    def __init__(self, channel: Channel, attach: amqp.Attach, node: RequestNode, address: str) -> None:
+        super().__init__(channel, attach)
+        self.node = node
+        self.address = address
+        self._assembly = Assembly(node.MAX_REQUEST)
+        self._delivery_count = attach.initial_delivery_count or 0
+        self._credit = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def grant(self) -> None:
+        self._credit = CREDIT
+        self.channel.link_flow(self.handle, delivery_count=self._delivery_count, link_credit=CREDIT, available=0)
+
+    def on_flow(self, flow: amqp.Flow) -> None:
+        if flow.echo:
+            self.grant()
+
+    def on_transfer(self, transfer: amqp.Transfer, payload: bytes) -> None:
+        done = self._assembly.add(transfer, payload)
+        if done is None:
+            return
+        first, whole = done
+        self._delivery_count += 1
+        self._credit -= 1
+        if self._credit <= CREDIT // 2:
+            self.grant()
+        if not first.settled and first.delivery_id is not None:
+            self.channel.accept(first.delivery_id)
+        if len(self._tasks) >= MAX_PENDING:
+            raise BrokerError(NOT_ALLOWED, f"More than {MAX_PENDING} requests are waiting for an answer.")
+        if whole is None:
+            raise BrokerError(NOT_ALLOWED, f"A request is larger than {self.node.MAX_REQUEST} bytes.")
+        try:
+            request = parse_request(whole)
+        except DecodeError as error:
+            raise BrokerError(DECODE_ERROR, f"The request is malformed: {error}") from error
+        task = asyncio.get_running_loop().create_task(self._answer(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, request: Request) -> None:
+        dropped = False
+        try:
+            if self.node.path is not None and self.connection.namespace.faults.active:
+                fault = self.connection.strike(Operation.MANAGEMENT, self.node.path)
+                if fault is not None:
+                    if fault.kind is not Kind.DROP_ACK:
+                        raise fault.error()
+                    dropped = True
+            response = await self.node.answer(request, self.connection)
+        except Swallowed:
+            return
+        except BrokerError as error:
+            response = Response(error.status, error.description, condition=error.condition)
+        except Exception:
+            logger.exception("a request to %s failed", self.address)
+            response = Response(500, "The request could not be processed.", condition=INTERNAL_ERROR)
+        if dropped:
+            return
+        link = self._response_link(request.reply_to)
+        if link is not None:
+            link.answer(encode_response(request, response, self.node))
+
+    def _response_link(self, reply_to: str | None) -> ResponseLink | None:
+        candidates = [link for link in self.channel.links.values() if isinstance(link, ResponseLink)]
+        candidates = [link for link in candidates if link.source == self.address] or candidates
+        for link in candidates:
+            if reply_to is not None and link.target == reply_to:
+                return link
+        return candidates[0] if candidates else None
+
+    def drop(self) -> None:
+        super().drop()
+        for task in self._tasks:
+            task.cancel()

@@ -1,0 +1,213 @@
+"""Descriptions as Atom XML and back, and XML that is not one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tests.broker.admin.memory_registry import MemoryQueue, MemorySubscription, MemoryTopic
+from tests.broker.entity_strategies import DESCRIPTIONS
+
+from twinbus.broker.admin import atom, markup
+from twinbus.broker.admin.address import Address
+from twinbus.broker.admin.properties import format_time, read_properties
+from twinbus.broker.descriptions import (
+    AnyDescription,
+    Counts,
+    InvalidDescription,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+
+ADDRESS = Address("https", "127.0.0.1:5672", "2024-05")
+DOCUMENT = atom.Document(ADDRESS, "contoso", 1_800_000_000.0, 256)
+SB = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
+
+
+def view_of(description: AnyDescription) -> MemoryQueue | MemoryTopic | MemorySubscription:
+    if isinstance(description, QueueDescription):
+        return MemoryQueue(1.0, 2.0, description=description)
+    if isinstance(description, TopicDescription):
+        return MemoryTopic(1.0, 2.0, description=description)
+    return MemorySubscription(1.0, 2.0, description=description)
+
+
+def bare(description: AnyDescription) -> AnyDescription:
+    """As it is before its properties are read: only the address is known."""
+    if isinstance(description, SubscriptionDescription):
+        return SubscriptionDescription(description.topic, description.name)
+    return type(description)(description.path)
+
+
+def entry_of(description: str) -> bytes:
+    return (
+        '<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">'
+        '<QueueDescription xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect" '
+        f'xmlns:i="http://www.w3.org/2001/XMLSchema-instance">{description}</QueueDescription></content></entry>'
+    ).encode()
+
+
+def read(description: str) -> QueueDescription:
+    return read_properties(atom.description_in(entry_of(description)), QueueDescription("q"), ADDRESS)
+
+
+@given(DESCRIPTIONS)
+def test_a_description_is_read_back_as_it_was_written(description: AnyDescription) -> None:
+    found = atom.description_in(DOCUMENT.entity(view_of(description)))
+    assert atom.kind_of(found) == f"{description.KIND}Description"
+    again = read_properties(found, bare(description), ADDRESS)
+    if not isinstance(again, SubscriptionDescription):
+        assert again.max_message_size_in_kilobytes == 256
+        again = replace(again, max_message_size_in_kilobytes=None)
+    assert again == description
+
+
+def test_an_entry_has_the_shape_that_all_official_clients_read() -> None:
+    queue = QueueDescription("eu/orders", forward_to="audit")
+    view = MemoryQueue(1.0, 2.0, description=queue, counts=Counts(1, 2, 3, 4, 5))
+    text = DOCUMENT.entity(view).decode()
+    assert text.startswith('<entry xmlns="http://www.w3.org/2005/Atom">')
+    assert "<id>https://127.0.0.1:5672/eu/orders?api-version=2024-05</id>" in text
+    assert '<title type="text">eu/orders</title>' in text
+    assert '<content type="application/xml"><QueueDescription xmlns="http://schemas.microsoft.com/' in text
+    assert "<ForwardTo>sb://127.0.0.1:5672/audit</ForwardTo>" in text
+    assert "<MessageCount>15</MessageCount>" in text
+    details = (
+        '<CountDetails xmlns:d2p1="http://schemas.microsoft.com/netservices/2011/06/servicebus">'
+        "<d2p1:ActiveMessageCount>1</d2p1:ActiveMessageCount>"
+        "<d2p1:DeadLetterMessageCount>2</d2p1:DeadLetterMessageCount>"
+        "<d2p1:ScheduledMessageCount>3</d2p1:ScheduledMessageCount>"
+        "<d2p1:TransferMessageCount>5</d2p1:TransferMessageCount>"
+        "<d2p1:TransferDeadLetterMessageCount>4</d2p1:TransferDeadLetterMessageCount></CountDetails>"
+    )
+    assert details in text
+    assert "ns0:" not in text
+
+
+def test_a_topic_says_how_many_subscriptions_it_has() -> None:
+    topic = MemoryTopic(1.0, 2.0, description=TopicDescription("t"))
+    topic.subscriptions["s"] = MemorySubscription(1.0, 2.0, description=SubscriptionDescription("t", "s"))
+    text = DOCUMENT.entity(topic).decode()
+    assert "<SubscriptionCount>1</SubscriptionCount>" in text
+    assert "<SqlFilterCount>1</SqlFilterCount><CorrelationFilterCount>0</CorrelationFilterCount>" in text
+
+
+def test_an_older_version_of_the_api_does_not_show_what_came_later() -> None:
+    topic = MemoryTopic(1.0, 2.0, description=TopicDescription("t"))
+    older = replace(DOCUMENT, address=replace(ADDRESS, api_version="2017-04")).entity(topic)
+    assert b"MaxMessageSizeInKilobytes" not in older
+    assert b"SqlFilterCount" not in older
+    assert b"MaxMessageSizeInKilobytes" in DOCUMENT.entity(topic)
+
+
+def test_a_time_that_never_was_is_the_year_one() -> None:
+    assert format_time(0) == "0001-01-01T00:00:00Z"
+    assert format_time(1_800_000_000.25) == "2027-01-15T08:00:00.2500000Z"
+
+
+def test_properties_that_are_missing_or_nil_keep_their_default() -> None:
+    assert read("") == QueueDescription("q")
+    assert read('<LockDuration i:nil="true"/><ForwardTo/><UserMetadata></UserMetadata>') == QueueDescription(
+        "q"
+    )
+
+
+def test_properties_nobody_knows_and_those_only_the_namespace_says_are_passed_over() -> None:
+    described = read(
+        "<Colour>red</Colour><SizeInBytes>7</SizeInBytes><CreatedAt>never</CreatedAt>"
+        "<EntityAvailabilityStatus>Limited</EntityAvailabilityStatus>"
+    )
+    assert described == QueueDescription("q")
+
+
+@pytest.mark.parametrize(
+    ("description", "field"),
+    [
+        ("<LockDuration>soon</LockDuration>", "lock_duration"),
+        ("<LockDuration/>", "lock_duration"),
+        ("<MaxDeliveryCount>1.5</MaxDeliveryCount>", "max_delivery_count"),
+        ("<MaxDeliveryCount>99999999999999999999</MaxDeliveryCount>", "max_delivery_count"),
+        ("<RequiresSession>maybe</RequiresSession>", "requires_session"),
+        ("<ForwardTo>sb://elsewhere.example/q</ForwardTo>", "forward_to"),
+        ("<ForwardTo>sb://127.0.0.1:5673/q</ForwardTo>", "forward_to"),
+        ("<ForwardTo>sb://127.0.0.1:nine/q</ForwardTo>", "forward_to"),
+        (
+            '<AuthorizationRules><AuthorizationRule i:type="AllowRule"/></AuthorizationRules>',
+            "authorization_rules",
+        ),
+        (
+            "<AuthorizationRules><AuthorizationRule><Rights><AccessRights>Own</AccessRights></Rights>"
+            "</AuthorizationRule></AuthorizationRules>",
+            "authorization_rules",
+        ),
+    ],
+)
+def test_a_property_that_cannot_be_read_is_refused_by_name(description: str, field: str) -> None:
+    with pytest.raises(InvalidDescription) as caught:
+        read(description)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["audit", "/audit", "sb://127.0.0.1:5672/audit", "SB://localhost/audit", "https://[::1]:5672/audit/"],
+)
+def test_an_entity_to_forward_to_may_be_named_in_many_ways(target: str) -> None:
+    assert ADDRESS.path_of(target) == "audit"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"hello",
+        b"<entry",
+        b"<a><b></a>",
+        b'<?xml version="1.0" encoding="no-such-thing"?><a/>',
+        b"\xff\xfe<\x00",
+        b"<!DOCTYPE a><a/>",
+        b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>',
+        '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a><a/>'.encode("utf-16"),
+        b"<a>" * 33 + b"</a>" * 33,
+        b"<a/>",
+        b'<entry xmlns="http://www.w3.org/2005/Atom"/>',
+        b'<entry xmlns="http://www.w3.org/2005/Atom"><content/></entry>',
+        b'<entry xmlns="http://www.w3.org/2005/Atom"><content><QueueDescription/></content></entry>',
+    ],
+)
+def test_a_body_that_is_not_an_entry_with_a_description_is_refused(body: bytes) -> None:
+    with pytest.raises(markup.InvalidMarkup):
+        atom.description_in(body)
+
+
+@given(st.binary(max_size=300))
+@example(b"<?xml version='1.0' encoding='utf-7'?><a/>")
+@example(b"<?xml version='1.0' encoding='rot13'?><a/>")
+def test_any_bytes_are_either_read_or_refused(body: bytes) -> None:
+    try:
+        atom.description_in(body)
+    except markup.InvalidMarkup:
+        return
+
+
+@given(st.text(max_size=200))
+def test_an_error_may_quote_anything(detail: str) -> None:
+    root = ET.fromstring(atom.error(400, detail))
+    assert root.findtext("Code") == "400"
+    assert len(root.findtext("Detail") or "") == len(detail)
+
+
+def test_only_a_filter_that_lets_everything_through_is_no_filter() -> None:
+    def subscription(filter_type: str) -> ET.Element:
+        return ET.fromstring(
+            f'<S xmlns="{SB[1:-1]}" xmlns:i="http://www.w3.org/2001/XMLSchema-instance">'
+            f'<DefaultRuleDescription><Filter i:type="{filter_type}"/></DefaultRuleDescription></S>'
+        )
+
+    assert not atom.has_filter(ET.fromstring(f'<S xmlns="{SB[1:-1]}"/>'))
+    assert not atom.has_filter(subscription("TrueFilter"))
+    assert atom.has_filter(subscription("SqlFilter"))

@@ -1,0 +1,220 @@
+"""Requests that no SDK sends, byte by byte on the wire."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from typing import NamedTuple
+from xml.etree import ElementTree as ET
+
+import pytest
+from tests.broker.admin.conftest import POLICY, Served
+
+from twinbus.broker.admin import incoming
+from twinbus.broker.admin.api import MAX_SUBSCRIPTIONS_PER_TOPIC
+from twinbus.broker.admin.incoming import MAX_BODY_BYTES
+from twinbus.broker.descriptions import SubscriptionDescription, TopicDescription
+from twinbus.broker.security import sign
+
+SERVICE_BUS = b"http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+INSTANCE = b"http://www.w3.org/2001/XMLSchema-instance"
+
+
+def entry(kind: bytes = b"QueueDescription", properties: bytes = b"") -> bytes:
+    description = b'<%b xmlns="%b" xmlns:i="%b">%b</%b>' % (kind, SERVICE_BUS, INSTANCE, properties, kind)
+    return b'<entry xmlns="http://www.w3.org/2005/Atom"><content>%b</content></entry>' % description
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def detail(self) -> str:
+        root = ET.fromstring(self.body)
+        assert root.findtext("Code") == str(self.status)
+        return root.findtext("Detail") or ""
+
+
+def send(
+    served: Served, method: str, path: str, body: bytes | None = None, *, signed: bool = True, **headers: str
+) -> Answer:
+    connection = http.client.HTTPConnection(served.host, timeout=10)
+    token = sign(f"https://{served.host}", POLICY.name, POLICY.primary_key, time.time() + 60)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    if signed:
+        sent["Authorization"] = token
+    try:
+        connection.request(method, path, body, sent)
+        response = connection.getresponse()
+        return Answer(response.status, dict(response.getheaders()), response.read())
+    finally:
+        connection.close()
+
+
+def test_a_created_queue_is_answered_with_201_and_an_updated_one_with_200(served: Served) -> None:
+    created = send(served, "PUT", "/q?api-version=2021-05", entry())
+    assert created.status == 201
+    assert created.headers["Content-Type"] == "application/atom+xml;type=entry;charset=utf-8"
+    assert send(served, "PUT", "/q?api-version=2021-05", entry(), If_Match="*").status == 200
+    assert send(served, "DELETE", "/q").status == 200
+
+
+def test_a_missing_queue_is_an_empty_list(served: Served) -> None:
+    answer = send(served, "GET", "/nothing?enrich=false&api-version=2024-05")
+    assert answer.status == 200
+    feed = ET.fromstring(answer.body)
+    assert feed.tag == "{http://www.w3.org/2005/Atom}feed"
+    assert feed.find("{http://www.w3.org/2005/Atom}entry") is None
+
+
+def test_slashes_in_a_path_may_be_encoded_or_not(served: Served) -> None:
+    assert send(served, "PUT", "/a%2Fb", entry()).status == 201
+    assert b'<title type="text">a/b</title>' in send(served, "GET", "/a/b").body
+    assert send(served, "PUT", "/A/B", entry()).status == 409
+
+
+def test_a_missing_token_is_refused_before_anything_else(served: Served) -> None:
+    for method, path in (
+        ("GET", "/$Resources/queues"),
+        ("PUT", "/q"),
+        ("POST", "/nothing"),
+        ("GET", "/$namespaceinfo"),
+    ):
+        answer = send(served, method, path, signed=False)
+        assert answer.status == 401
+        assert answer.detail.startswith("MissingToken")
+
+
+def test_a_method_that_does_not_fit_is_refused_with_those_that_do(served: Served) -> None:
+    answer = send(served, "POST", "/q")
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, PUT, DELETE")
+    answer = send(served, "DELETE", "/$Resources/queues")
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+
+
+def test_only_a_star_is_a_condition(served: Served) -> None:
+    assert send(served, "PUT", "/q", entry(), If_Match='"1"').status == 412
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b"", "not well-formed XML: no element found"),
+        (b"<entry", "not well-formed XML"),
+        (b"<!DOCTYPE entry><entry/>", "must not have a document type declaration"),
+        (b"<entry/>", "must be an entry of http://www.w3.org/2005/Atom"),
+        (
+            entry(b"RuleDescription"),
+            "Expected one of QueueDescription, TopicDescription, not RuleDescription",
+        ),
+        (
+            entry(properties=b"<LockDuration>PT6M</LockDuration>"),
+            "exceeds the allowed maximum of '5' minutes",
+        ),
+        (
+            entry(properties=b"<LockDuration>6</LockDuration>"),
+            "'LockDuration' is invalid: '6' is not an ISO 8601",
+        ),
+    ],
+)
+def test_a_body_that_cannot_be_used_is_refused_with_the_reason(
+    served: Served, body: bytes, detail: str
+) -> None:
+    answer = send(served, "PUT", "/q", body)
+    assert answer.status == 400
+    assert answer.detail.startswith("SubCode=40000. ")
+    assert detail in answer.detail
+    assert "TrackingId:" in answer.detail
+    assert served.registry.find("q") is None
+
+
+def test_a_body_that_is_too_large_is_refused(served: Served) -> None:
+    # A comment is neither deep nor wrong, only long.
+    answer = send(served, "PUT", "/q", entry(properties=b"<!--%b-->" % (b"x" * MAX_BODY_BYTES)))
+    assert answer.status == 413
+    assert str(MAX_BODY_BYTES) in answer.detail
+
+
+@pytest.mark.parametrize(
+    ("path", "detail"),
+    [
+        ("/%ff%fe", "The path must be UTF-8"),
+        ("/q?api-version=latest", "api-version must look like"),
+        ("/$Resources/queues?$skip=-1", "$skip must be a whole number"),
+        ("/$Resources/queues?$top=ten", "$top must be a whole number"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused(served: Served, path: str, detail: str) -> None:
+    answer = send(served, "GET", path)
+    assert answer.status == 400
+    assert detail in answer.detail
+
+
+def test_a_host_that_cannot_be_one_is_refused(served: Served) -> None:
+    assert send(served, "GET", "/q", Host="<b>").status == 400
+
+
+def test_an_error_shows_a_path_that_xml_cannot_carry(served: Served) -> None:
+    answer = send(served, "PUT", "/a%00%0Ab", entry())
+    assert answer.status == 400
+    assert "a\ufffd\nb" in answer.detail
+
+
+def test_a_page_is_never_longer_than_a_hundred_entries(served: Served) -> None:
+    for number in range(101):
+        assert send(served, "PUT", f"/q{number:03}", entry()).status == 201
+    body = send(served, "GET", "/$resources/QUEUES?$top=1000&api-version=2021-05").body
+    feed = ET.fromstring(body)
+    assert len(feed.findall("{http://www.w3.org/2005/Atom}entry")) == 100
+    following = feed.findall("{http://www.w3.org/2005/Atom}link")[1]
+    assert following.attrib == {
+        "rel": "next",
+        "href": f"http://{served.host}/$Resources/queues?api-version=2021-05&%24skip=100&%24top=100",
+    }
+    last = send(served, "GET", "/$Resources/queues?%24skip=100&%24top=100").body
+    assert last.count(b'<link rel="next"') == 0
+    assert last.count(b"<entry>") == 1
+
+
+def test_a_subscription_with_a_filter_is_refused_rather_than_made_without_it(served: Served) -> None:
+    assert send(served, "PUT", "/t", entry(b"TopicDescription")).status == 201
+    rule = b'<DefaultRuleDescription><Filter i:type="%b"/><Name>$Default</Name></DefaultRuleDescription>'
+    path, kind = "/t/Subscriptions/s", b"SubscriptionDescription"
+    assert send(served, "PUT", path, entry(kind, rule % b"SqlFilter")).status == 501
+    assert send(served, "PUT", path, entry(b"QueueDescription")).status == 400
+    assert send(served, "PUT", path, entry(kind, rule % b"TrueFilter")).status == 201
+
+
+async def test_a_topic_is_full_at_last(served: Served) -> None:
+    await served.registry.create(TopicDescription("t"))
+    for number in range(MAX_SUBSCRIPTIONS_PER_TOPIC):
+        await served.registry.create_subscription(SubscriptionDescription("t", f"s{number}"))
+    answer = send(served, "PUT", "/t/subscriptions/one-more", entry(b"SubscriptionDescription"))
+    assert answer.status == 403
+    assert "at most 2000 subscriptions" in answer.detail
+
+
+def test_an_update_that_does_not_mention_what_cannot_change_leaves_it(served: Served) -> None:
+    assert (
+        send(served, "PUT", "/q", entry(properties=b"<RequiresSession>true</RequiresSession>")).status == 201
+    )
+    assert send(served, "PUT", "/q", entry(), If_Match="*").status == 200
+    queue = served.registry.queues()[0].description
+    assert queue.requires_session
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incoming, "_BODY_SECONDS", 0.05)
+    # Promises a byte that never comes.
+    answer = send(served, "PUT", "/q", b"", Content_Length="1")
+    assert answer.status == 408
+
+
+@pytest.mark.parametrize("coding", ["deflate", "gzip", "br", "nonsense"])
+def test_a_body_that_is_not_compressed_as_it_says_is_refused(served: Served, coding: str) -> None:
+    answer = send(served, "PUT", "/q", b"\x00\xff" * 50, Content_Encoding=coding)
+    assert answer.status == 400
