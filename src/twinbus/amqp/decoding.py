@@ -33,7 +33,7 @@ from .types import (
 )
 
 MAX_DEPTH = 32
-MAX_EMPTY_ARRAY_ITEMS = 255  # items that take no bytes are bounded by nothing else
+MAX_EMPTY_ARRAY_ITEMS = 32  # items that take no bytes are bounded by nothing else
 
 Decoder = Callable[[Any, int, int], tuple[Any, int]]
 

@@ -187,10 +187,10 @@ def _array_body(array: Array) -> bytearray:
         encode_into(body, array.descriptor)
     try:
         code, items = _array_items(array.code, array)
+        body.append(code)
+        return body + b"".join(items)
     except (AttributeError, TypeError) as error:
         raise EncodeError(f"an item does not fit an array of constructor 0x{array.code:02x}: {error}") from None
-    body.append(code)
-    return body + b"".join(items)
 
 
 def _array_items(code: int, array: Array) -> tuple[int, list[bytes]]:

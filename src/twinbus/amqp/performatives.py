@@ -220,6 +220,7 @@ BY_CODE: dict[int, type[tuple[Any, ...]]] = {
 _CODE = {kind: code for code, kind in BY_CODE.items()}
 _FRAME_BODIES = frozenset(kind for code, kind in BY_CODE.items() if code <= 0x18 or code >= 0x40)
 
+# The type of each field, with a `!` where it is mandatory; a `value` may be of any type.
 _TYPES: dict[type, str] = {
     Open: "string!, string, uint, ushort, uint, value, value, value, value, map",
     Begin: "ushort, uint!, uint!, uint!, uint, value, value, map",

@@ -21,6 +21,7 @@ from .schema import INSERT, Change, State, message_key
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 BATCH_FORMAT = 0x80013700
 MAX_ID_LENGTH = 128
+MAX_ANNOTATIONS = 100
 _MAX_UINT = 0xFFFFFFFF
 
 _OWNED_ANNOTATIONS = frozenset(
@@ -39,6 +40,7 @@ _SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
 _timestamp = struct.Struct(">Bq")
 _NO_DELIVERY_ANNOTATIONS = b"\x00\x53\x71\xc1\x01\x00"
 _LOCK_TOKEN = b"\x00\x53\x71\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
+_LOCK_TOKEN_ENTRY = encode(Symbol("x-opt-lock-token")) + b"\x98"
 _ENQUEUED_TIME = encode(Symbol("x-opt-enqueued-time"))
 _SEQUENCE_NUMBER = encode(Symbol("x-opt-sequence-number"))
 _LOCKED_UNTIL = encode(Symbol("x-opt-locked-until"))
@@ -52,6 +54,7 @@ class Message:
     __slots__ = (
         "annotations",
         "bare",
+        "delivery_annotations",
         "delivery_count",
         "due_at",
         "enqueued_at",
@@ -74,6 +77,7 @@ class Message:
         delivery_count: int,
         size: int,
         header: bytes | None,
+        delivery_annotations: bytes | None,
         annotations: bytes | None,
         bare: bytes,
     ) -> None:
@@ -86,6 +90,7 @@ class Message:
         self.delivery_count = delivery_count
         self.size = size
         self.header = header
+        self.delivery_annotations = delivery_annotations
         self.annotations = annotations
         self.bare = bare
 
@@ -107,6 +112,7 @@ class Message:
                 self.delivery_count,
                 self.size,
                 self.header,
+                self.delivery_annotations,
                 self.annotations,
                 self.bare,
             ),
@@ -144,7 +150,7 @@ class Message:
                 b"\x00\x53\x70\xc0",
                 bytes((len(header) + 1, 5)),
                 header,
-                _NO_DELIVERY_ANNOTATIONS if token is None else _LOCK_TOKEN + token,
+                self._delivery_section(token),
                 b"\x00\x53\x72\xc1" + bytes((len(body) + 1, count))
                 if len(body) < 255
                 else b"\x00\x53\x72\xd1" + struct.pack(">II", len(body) + 4, count),
@@ -152,6 +158,15 @@ class Message:
                 self.bare,
             )
         )
+
+    def _delivery_section(self, token: bytes | None) -> bytes:
+        if self.delivery_annotations is None:
+            return _NO_DELIVERY_ANNOTATIONS if token is None else _LOCK_TOKEN + token
+        body = self.delivery_annotations[1:]
+        if token is not None:
+            body += _LOCK_TOKEN_ENTRY + token
+        count = 2 * (self.delivery_annotations[0] + (token is not None))
+        return b"\x00\x53\x71\xd1" + struct.pack(">II", len(body) + 4, count) + body
 
     def copy(self) -> Message:
         """The same message for another queue."""
@@ -165,6 +180,7 @@ class Message:
             self.delivery_count,
             self.size,
             self.header,
+            self.delivery_annotations,
             self.annotations,
             self.bare,
         )
@@ -173,7 +189,18 @@ class Message:
 class Arrival:
     """A message as a sender handed it over, before a queue has taken it."""
 
-    __slots__ = ("annotations", "bare", "due_at", "header", "is_ping", "message_id", "session", "size", "ttl")
+    __slots__ = (
+        "annotations",
+        "bare",
+        "delivery_annotations",
+        "due_at",
+        "header",
+        "is_ping",
+        "message_id",
+        "session",
+        "size",
+        "ttl",
+    )
 
     def __init__(self, payload: bytes) -> None:
         """Raises `DecodeError` if the bytes are no message, `BrokerError` if a property breaks a rule."""
@@ -191,7 +218,12 @@ class Arrival:
         if self.ttl is None and isinstance(expiry, int) and isinstance(created, int):
             self.ttl = max(0, expiry - created)  # how clients carry what does not fit a header's 49 days
         self.annotations: bytes | None = None
+        self.delivery_annotations: bytes | None = None
         self.due_at: int | None = None
+        if parts.delivery_annotations:
+            self.delivery_annotations = _kept(
+                [raw for key, raw in sections.map_entries(parts.delivery_annotations) if key not in _OWNED_ANNOTATIONS]
+            )
         if parts.message_annotations:
             self._read_annotations(parts.message_annotations)
         properties = parts.properties
@@ -225,10 +257,7 @@ class Arrival:
                     self.due_at = int(due)
             if key not in _OWNED_ANNOTATIONS:
                 kept.append(raw)
-        if len(kept) > 120:
-            raise BrokerError(ARGUMENT_ERROR, "A message can have at most 120 message annotations.")
-        if kept:
-            self.annotations = bytes((len(kept),)) + b"".join(kept)
+        self.annotations = _kept(kept)
 
     def stored(self, sequence: int, now: int, state: State, default_ttl: int | None) -> Message:
         """The message as a queue keeps it; `default_ttl` is the queue's own limit in milliseconds."""
@@ -246,9 +275,17 @@ class Arrival:
             0,
             self.size,
             self.header,
+            self.delivery_annotations,
             self.annotations,
             self.bare,
         )
+
+
+def _kept(entries: list[bytes]) -> bytes | None:
+    """Raw map entries with their number in front, as they are stored."""
+    if len(entries) > MAX_ANNOTATIONS:
+        raise BrokerError(ARGUMENT_ERROR, f"A message can have at most {MAX_ANNOTATIONS} annotations.")
+    return bytes((len(entries),)) + b"".join(entries) if entries else None
 
 
 def _checked(name: str, value: Any) -> str | None:

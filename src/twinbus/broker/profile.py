@@ -33,6 +33,7 @@ class Profile:
     connection_idle: float | None = None
     # Messages a second the namespace takes before it answers server-busy.
     throttle: int | None = None
+    # How long a receiver that asks for any session waits if it does not say; clients ask again by themselves.
     accept_session_timeout: float = 65.0
 
 
@@ -45,6 +46,7 @@ DEFAULT = Profile(
     idle_timeout=240.0,
     incoming_window=65535,
     sender_credit=5000,
+    accept_session_timeout=20.0,
 )
 
 AZURE = Profile(

@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS messages (
     delivery_count INTEGER NOT NULL,
     size INTEGER NOT NULL,
     header BLOB,
+    delivery_annotations BLOB,
     annotations BLOB,
     bare BLOB NOT NULL
 );
@@ -99,8 +100,11 @@ class Change(NamedTuple):
     last_sequence: int = 0
 
 
-COLUMNS = "id, state, session, enqueued_at, due_at, expires_at, delivery_count, size, header, annotations, bare"
-INSERT = f"INSERT INTO messages ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+COLUMNS = (
+    "id, state, session, enqueued_at, due_at, expires_at, delivery_count, size, header,"
+    " delivery_annotations, annotations, bare"
+)
+INSERT = f"INSERT INTO messages ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 DELETE = "DELETE FROM messages WHERE id = ?"
 SET_STATE = "UPDATE messages SET state = ? WHERE id = ?"
 SET_DELIVERY_COUNT = "UPDATE messages SET delivery_count = ? WHERE id = ?"
