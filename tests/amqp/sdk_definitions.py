@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from azure.servicebus._pyamqp import endpoints, error, outcomes, performatives
 from hypothesis import strategies as st
-
 from tests.amqp.amqp_values import Values
+
 from twinbus.amqp import performatives as ours
 from twinbus.amqp.types import Array, Described, Symbol, ULong
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.amqp.amqp_values import same
 from tests.amqp.sdk_definitions import BY_NAME, FRAME_KINDS, KINDS, NESTED_KINDS, Kind, performatives_of
+
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.decoding import MAX_DEPTH, decode_plain, skip
 from twinbus.amqp.encoding import encode
@@ -117,21 +117,6 @@ def test_empty_fields_at_the_end_are_not_written(kind: Kind, data: st.DataObject
         assert not any(value is not None for value in performative[len(values) :])
 
 
-@each(KINDS)
-@given(data=st.data())
-@settings(max_examples=10)
-def test_explicit_nulls_at_the_end_mean_the_same_as_nothing(kind: Kind, data: st.DataObject) -> None:
-    body = data.draw(performatives_of(kind))
-    values = described(body).value
-    padded = Described(ULong(kind.code), values + [None] * (len(kind.fields) - len(values)))
-    if kind in NESTED_KINDS:
-        raw = encode(described(carried(body))._replace(value=described(carried(body)).value))
-        expected = carried(body)
-    else:
-        raw, expected = encode(padded), body
-    assert decode_performative(raw, 0)[0] == plain(expected)
-
-
 def raw_frame(kind: Kind, fields: list[Any]) -> bytes:
     """A frame with a performative of these very fields, wrapped in another if it cannot stand alone."""
     value = Described(ULong(kind.code), fields)
@@ -157,6 +142,16 @@ def minimal(kind: Kind) -> list[Any]:
         else:
             fields.append(amqp.UByte(7) if field.type == "UBYTE" else examples[field.type])
     return fields
+
+
+@each(KINDS)
+@given(data=st.data())
+@settings(max_examples=10)
+def test_explicit_nulls_at_the_end_mean_the_same_as_nothing(kind: Kind, data: st.DataObject) -> None:
+    values = described(data.draw(performatives_of(kind))).value
+    padded = values + [None] * (len(kind.fields) - len(values))
+    short, _ = decode_performative(raw_frame(kind, values), 0)
+    assert decode_performative(raw_frame(kind, padded), 0)[0] == short
 
 
 @each(KINDS)
@@ -278,7 +273,7 @@ def test_a_performative_that_is_no_list_is_refused(value: Any) -> None:
         ("005318c00201", "does not fit"),
         ("005318c0030140" + "40", "size of Close"),
         ("005314c0020170" + "00000000", "size of Transfer"),
-        ("005310c00401a102c3" + "28", "size of Open|not valid"),
+        ("005310c00501a102c328", "not valid"),
     ],
 )
 def test_a_malformed_performative_is_refused(raw: str, reason: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.amqp.amqp_values import (
     ARRAY_ITEMS,
     DESCRIPTORS,
@@ -21,6 +20,7 @@ from tests.amqp.amqp_values import (
     same,
     without_types,
 )
+
 from twinbus.amqp.decoding import MAX_DEPTH, MAX_EMPTY_ARRAY_ITEMS, decode, decode_plain, skip
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.types import (

@@ -243,6 +243,19 @@ def parse_config(content: str, file: Path) -> Config:
     return Config(namespaces, folder, host, certificate_names)
 
 
+def parse_namespace(text: str) -> NamespaceConfig:
+    """A namespace as the command line names it: `contoso=5672`.
+
+    Raises:
+        ConfigError: the name or the port is wrong.
+    """
+    name, separator, port = text.partition("=")
+    table = Table("--namespace", "", {"port": int(port) if port.isdecimal() and len(port) < 6 else port})
+    if not separator:
+        raise table.error("", f"must be NAME=PORT, such as contoso=5672, not {text!r}")
+    return _read_namespace(name, table, NamespaceConfig(""))
+
+
 def _read_certificate_names(table: Table) -> tuple[str, ...]:
     none: tuple[str, ...] = ()
     names = table.take("certificate_names", texts(MAX_HOSTS), none)

@@ -88,6 +88,16 @@ class Counters:
 
 
 @dataclass(slots=True)
+class Activity:
+    """What has happened at a queue since the start."""
+
+    received: int = 0
+    pings: int = 0
+    delivered: int = 0
+    completed: int = 0
+
+
+@dataclass(slots=True)
 class Environment:
     """What every queue of a namespace shares."""
 
@@ -125,7 +135,7 @@ class Queue:
         self.counters = counters
         self.dead_letter = dead_letter
         self.env = environment
-        self.pings = 0
+        self.activity = Activity()
         self.accessed_at = environment.now_ms() / 1000
         self.receivers: set[Receiver] = set()
         self._pending_bytes = 0
@@ -140,6 +150,11 @@ class Queue:
         self._timer_at = 0
         self._unseen: dict[str, int] = {}
         self._closed = False
+
+    @property
+    def locked(self) -> int:
+        """How many messages are locked by receivers."""
+        return len(self._locks)
 
     # ---- arriving ----
 
@@ -176,7 +191,7 @@ class Queue:
         remembered: list[str] = []
         for arrival in arrivals:
             if arrival.is_ping and not self.env.delivers_pings():
-                self.pings += 1
+                self.activity.pings += 1
             elif self.is_duplicate(arrival, now, changes, remembered):
                 continue
             else:
@@ -204,6 +219,7 @@ class Queue:
             for message_id in remembered:
                 self._unseen.pop(message_id, None)
             if error is None:
+                self.activity.received += len(stored)
                 for message in stored:
                     self.arrived(message)
                 done(None)
@@ -292,6 +308,7 @@ class Queue:
             if message is None:
                 break
             receiver.reserve()
+            self.activity.delivered += 1
             if receiver.deletes:
                 taken.append((receiver, message))
             else:
@@ -394,6 +411,7 @@ class Queue:
         def removed() -> None:
             self._held.discard(lock.sequence)
             self._forget(state, lock.size)
+            self.activity.completed += 1
 
         self._settle(lock, [self._removal(lock, state)], removed, done)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import queue
 import shutil
@@ -19,7 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from .schema import COUNT, INSERT, SCHEMA_VERSION, TABLES, Change
 
@@ -60,6 +61,17 @@ class Unit(NamedTuple):
     size: int
 
 
+def _lock_folder(folder: Path) -> IO[bytes]:
+    """Two servers on one database would give the same message to two receivers."""
+    file = open(folder / "lock", "wb")  # noqa: SIM115 - held until the store closes
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise StoreError(f"the data folder {folder.name!r} is in use by another process") from None
+    return file
+
+
 class Store:
     """The database of one namespace. Open it on the running event loop; every method is called there."""
 
@@ -69,8 +81,10 @@ class Store:
         if folder is None or durability is Durability.MEMORY:
             self._temporary = tempfile.mkdtemp(prefix="twinbus-")
             folder = Path(self._temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+        # The folder holds keys and message bodies: nobody else may look.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / "namespace.db"
+        self._lock = _lock_folder(folder)
         self.pending_bytes = 0
         self._pressed: list[Callable[[], None]] = []
         self._waiting: list[Unit] = []
@@ -241,5 +255,6 @@ class Store:
         await asyncio.to_thread(self._thread.join)
         self.reader.close()
         self._writer_connection.close()
+        self._lock.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)

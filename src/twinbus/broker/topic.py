@@ -37,7 +37,7 @@ class Topic(Queue):
         remembered: list[str] = []
         for arrival in arrivals:
             if arrival.is_ping and not self.env.delivers_pings():
-                self.pings += 1
+                self.activity.pings += 1
             elif self.is_duplicate(arrival, now, changes, remembered):
                 continue
             elif arrival.due_at is not None and arrival.due_at > now:
@@ -45,6 +45,7 @@ class Topic(Queue):
                 scheduled.append(message)
                 changes.append(message.insertion(self.key))
             else:
+                self.activity.received += 1
                 for subscription in self.subscriptions.values():
                     ttl = _shorter(self.limits.default_ttl_ms, subscription.limits.default_ttl_ms)
                     copy = arrival.stored(subscription.next_sequence(), now, State.ACTIVE, ttl)

@@ -8,6 +8,8 @@ import typer
 
 from twinbus import __version__
 
+from .serve import serve
+
 app = typer.Typer(
     name="twinbus",
     no_args_is_help=True,
@@ -31,3 +33,6 @@ def twinbus(
     ] = False,
 ) -> None:
     """Paired namespaces for Azure Service Bus: your sends outlive your namespace."""
+
+
+app.command()(serve)

@@ -1,0 +1,165 @@
+"""The control port of a server: faults, switches and counts over HTTP, also while a namespace is broken.
+
+It is a port of its own because a namespace that refuses connections cannot be told to stop refusing. Every
+request needs the token that `twinbus serve` prints; the port listens on loopback only.
+
+    GET    /healthz
+    GET    /namespaces
+    GET    /namespaces/NAME/entities
+    GET    /namespaces/NAME/faults
+    POST   /namespaces/NAME/faults          {"kind": "blackhole", "seconds": 5}
+    DELETE /namespaces/NAME/faults          all of them
+    DELETE /namespaces/NAME/faults/ID
+    PUT    /namespaces/NAME/pings           {"deliver": true}
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from .entities import AnyEntity, TopicEntity
+from .faults import Fault, FaultError
+from .namespace import LOOPBACK, Namespace
+
+MAX_BODY = 64 * 1024
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
+
+
+class Control:
+    """Serves the control API for some namespaces while its context is entered."""
+
+    def __init__(self, namespaces: Mapping[str, Namespace], port: int = 0, token: str | None = None) -> None:
+        self._namespaces = namespaces
+        self._port = port
+        self.token = token or secrets.token_urlsafe(24)
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Control:
+        app = web.Application(middlewares=[self._authorize], client_max_size=MAX_BODY)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/namespaces", self._list)
+        app.router.add_get("/namespaces/{name}/entities", self._entities)
+        app.router.add_get("/namespaces/{name}/faults", self._faults)
+        app.router.add_post("/namespaces/{name}/faults", self._add_fault)
+        app.router.add_delete("/namespaces/{name}/faults", self._clear_faults)
+        app.router.add_delete("/namespaces/{name}/faults/{id}", self._remove_fault)
+        app.router.add_put("/namespaces/{name}/pings", self._set_pings)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, LOOPBACK, self._port).start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def url(self) -> str:
+        assert self._runner is not None
+        host, port = self._runner.addresses[0][:2]
+        return f"http://{host}:{port}"
+
+    @web.middleware
+    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if request.path != "/healthz" and not hmac.compare_digest(
+            given.encode(errors="replace"), f"Bearer {self.token}".encode()
+        ):
+            return _error(401, "the Authorization header must be 'Bearer ' and the control token")
+        return await handler(request)
+
+    def _namespace(self, request: web.Request) -> Namespace:
+        name = request.match_info["name"]
+        namespace = self._namespaces.get(name)
+        if namespace is None:
+            known = ", ".join(self._namespaces)
+            raise web.HTTPNotFound(
+                text=json.dumps({"error": f"no namespace {name!r}; there are {known}"}),
+                content_type="application/json",
+            )
+        return namespace
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                name: {"port": one.port, "connections": len(one.connections), "profile": one.profile.name.value}
+                for name, one in self._namespaces.items()
+            }
+        )
+
+    async def _entities(self, request: web.Request) -> web.Response:
+        namespace = self._namespace(request)
+        found: dict[str, Any] = {}
+        for entity in namespace.entities:
+            found[entity.description.path] = _counts(entity)
+            if isinstance(entity, TopicEntity):
+                for subscription in entity.subscriptions.values():
+                    found[subscription.description.path] = _counts(subscription)
+        return web.json_response(found)
+
+    async def _faults(self, request: web.Request) -> web.Response:
+        return web.json_response([one.to_json() for one in self._namespace(request).faults])
+
+    async def _add_fault(self, request: web.Request) -> web.Response:
+        namespace = self._namespace(request)
+        try:
+            fault = Fault.from_json(await request.json())
+            added = namespace.faults.add(fault)
+        except json.JSONDecodeError as error:
+            return _error(400, f"the body is not JSON: {error}")
+        except FaultError as error:
+            return _error(400, str(error))
+        return web.json_response(added.to_json(), status=201)
+
+    async def _clear_faults(self, request: web.Request) -> web.Response:
+        self._namespace(request).faults.clear()
+        return web.json_response({"cleared": True})
+
+    async def _remove_fault(self, request: web.Request) -> web.Response:
+        namespace = self._namespace(request)
+        text = request.match_info["id"]
+        if not text.isdecimal() or not namespace.faults.remove(int(text)):
+            return _error(404, f"no fault {text!r} is in force")
+        return web.json_response({"removed": int(text)})
+
+    async def _set_pings(self, request: web.Request) -> web.Response:
+        namespace = self._namespace(request)
+        try:
+            deliver = (await request.json())["deliver"]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            deliver = None
+        if not isinstance(deliver, bool):
+            return _error(400, 'the body must be {"deliver": true} or {"deliver": false}')
+        namespace.deliver_pings = deliver
+        return web.json_response({"deliver": deliver})
+
+
+def _counts(entity: AnyEntity) -> dict[str, Any]:
+    """What an entity holds and what has happened to it since the start."""
+    queue, counts = entity.queue, entity.counts
+    return {
+        "active": counts.active,
+        "deferred": queue.counters.deferred,
+        "scheduled": counts.scheduled,
+        "dead_letter": counts.dead_letter,
+        "bytes": entity.size_in_bytes,
+        "locked": queue.locked,
+        "received": queue.activity.received,
+        "pings": queue.activity.pings,
+        "delivered": queue.activity.delivered,
+        "completed": queue.activity.completed,
+    }

@@ -1,0 +1,52 @@
+"""Several namespaces in one process, each on its own port, with one control port for all."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from .config import Config
+from .control import Control
+from .namespace import LOOPBACK, Namespace
+from .store import Durability
+
+
+class Server:
+    """Serves what a configuration says while its context is entered."""
+
+    def __init__(self, config: Config, *, control_port: int = 0, control_token: str | None = None) -> None:
+        self._config = config
+        self._stack = AsyncExitStack()
+        self.namespaces: dict[str, Namespace] = {}
+        self.control = Control(self.namespaces, control_port, control_token)
+
+    async def __aenter__(self) -> Server:
+        """Start everything, or nothing: raises what a namespace raises that could not start."""
+        config = self._config
+        try:
+            for one in config.namespaces:
+                keeps = config.data is not None and one.durability is not Durability.MEMORY
+                namespace = Namespace(
+                    one,
+                    data=config.data / one.name if config.data is not None and keeps else None,
+                    host=config.host or LOOPBACK,
+                    certificate_folder=config.data,
+                    certificate_names=config.certificate_names,
+                )
+                self.namespaces[one.name] = await self._stack.enter_async_context(namespace)
+            await self._stack.enter_async_context(self.control)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def certificate_file(self) -> Path | None:
+        """The certificate authority that clients must trust for TLS."""
+        for namespace in self.namespaces.values():
+            if namespace.certificate is not None:
+                return namespace.certificate.ca_file
+        return None
