@@ -1,0 +1,215 @@
+"""Frames on the wire: cutting a stream into them, and writing the ones that carry the load."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from azure.servicebus._pyamqp._decode import decode_frame
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tests.amqp.sdk_definitions import BY_NAME, performatives_of
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.frames import (
+    EMPTY_FRAME,
+    MIN_MAX_FRAME_SIZE,
+    TYPE_AMQP,
+    TYPE_SASL,
+    FramingError,
+    disposition_frame,
+    frame,
+    split_frames,
+    transfer_frames,
+    uint,
+)
+from twinbus.amqp.performatives import decode_performative
+from twinbus.amqp.types import DecodeError, EncodeError, UInt
+
+UINTS = st.sampled_from([0, 1, 255, 256, 2**32 - 1]) | st.integers(0, 2**32 - 1)
+Frame = tuple[int, int, bytes]
+
+
+def raw_frame(frame_type: int, channel: int, body: bytes, extended: bytes = b"") -> bytes:
+    offset = 2 + len(extended) // 4
+    return struct.pack(">IBBH", 4 * offset + len(body), offset, frame_type, channel) + extended + body
+
+
+FRAMES = st.tuples(st.sampled_from([TYPE_AMQP, TYPE_SASL, 7]), st.integers(0, 2**16 - 1), st.binary(max_size=60))
+EXTENDED_HEADERS = st.integers(0, 3).map(lambda words: b"\xee" * 4 * words)
+
+
+@given(st.lists(st.tuples(FRAMES, EXTENDED_HEADERS), max_size=8), st.data())
+def test_any_chunks_of_a_stream_give_the_same_frames(sent: list[tuple[Frame, bytes]], data: st.DataObject) -> None:
+    stream = b"".join(raw_frame(*one, extended) for one, extended in sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
+    buffer, got = bytearray(), []
+    for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        buffer += stream[start:stop]
+        got += split_frames(buffer, MIN_MAX_FRAME_SIZE)
+    assert got == [one for one, _ in sent]
+    assert not buffer
+
+
+@given(st.lists(FRAMES, min_size=1, max_size=3))
+def test_bytes_that_come_one_by_one_give_each_frame_as_soon_as_it_is_whole(sent: list[Frame]) -> None:
+    buffer, got = bytearray(), []
+    for one in sent:
+        raw = raw_frame(*one)
+        for index, byte in enumerate(raw):
+            buffer.append(byte)
+            arrived = list(split_frames(buffer, MIN_MAX_FRAME_SIZE))
+            assert bool(arrived) == (index == len(raw) - 1)
+            got += arrived
+    assert got == sent
+
+
+def test_an_empty_frame_has_no_body() -> None:
+    assert list(split_frames(bytearray(EMPTY_FRAME), 512)) == [(TYPE_AMQP, 0, b"")]
+
+
+def test_what_follows_a_frame_stays_in_the_buffer_when_the_reader_stops() -> None:
+    # After sasl-init comes a protocol header, which is no frame.
+    buffer = bytearray(raw_frame(TYPE_SASL, 0, b"init") + b"AMQP\x00\x01\x00\x00")
+    frames = split_frames(buffer, 512)
+    assert next(frames) == (TYPE_SASL, 0, b"init")
+    frames.close()  # type: ignore[attr-defined]
+    assert buffer == b"AMQP\x00\x01\x00\x00"
+
+
+def test_bytes_that_arrive_while_frames_are_read_wait_for_the_next_call() -> None:
+    first, second = raw_frame(0, 1, b"first"), raw_frame(0, 2, b"second")
+    buffer = bytearray(first + second[:5])
+    for one in split_frames(buffer, 512):
+        assert one == (0, 1, b"first")
+        buffer += second[5:]
+    assert list(split_frames(buffer, 512)) == [(0, 2, b"second")]
+
+
+@given(FRAMES, st.integers(0, 2**32 - 1), st.integers(0, 255), st.binary(max_size=20))
+@example((0, 0, b""), 7, 2, b"")
+@example((0, 0, b""), 0, 0, b"")
+@example((0, 0, b""), 512, 1, b"")
+@example((0, 0, b""), 512, 255, b"")
+@example((0, 0, b""), 513, 2, b"")
+def test_a_bad_header_is_refused_as_soon_as_it_is_there(before: Frame, size: int, offset: int, rest: bytes) -> None:
+    buffer = bytearray(raw_frame(*before) + struct.pack(">IBBH", size, offset, 0, 0)[:7])
+    assert list(split_frames(buffer, 512)) == [before]
+    assert len(buffer) == 7
+    buffer += b"\0" + rest
+    if 8 <= 4 * offset <= size <= 512:
+        assert len(list(split_frames(buffer, 512))) == (size <= 8 + len(rest))
+    else:
+        reason = f"frame of {size} bytes is larger than the agreed 512" if size > 512 else "malformed"
+        with pytest.raises(FramingError, match=reason):
+            list(split_frames(buffer, 512))
+
+
+def test_frames_before_a_bad_header_are_still_given() -> None:
+    buffer = bytearray(raw_frame(0, 0, b"good") + b"\xff" * 8)
+    frames = split_frames(buffer, 512)
+    assert next(frames) == (0, 0, b"good")
+    with pytest.raises(FramingError):
+        next(frames)
+
+
+def test_a_framing_error_is_a_decode_error() -> None:
+    assert issubclass(FramingError, DecodeError)
+
+
+def test_a_frame_names_its_type_and_channel() -> None:
+    raw = frame(513, amqp.SaslOutcome(0), frame_type=TYPE_SASL)
+    assert list(split_frames(bytearray(raw), 512)) == [(TYPE_SASL, 513, raw[8:])]
+    assert decode_performative(raw[8:], 0)[0] == amqp.SaslOutcome(0)
+
+
+@given(UINTS)
+def test_the_short_way_to_write_a_uint_is_the_same_as_the_long_one(value: int) -> None:
+    assert uint(value) == encode(UInt(value))
+
+
+def reassembled(frames: list[bytes], max_frame_size: int) -> tuple[amqp.Transfer, bytes]:
+    """The first transfer and the payload of a delivery, read by our decoder and the SDK's."""
+    first: Any = None
+    payload = b""
+    for index, raw in enumerate(frames):
+        assert len(raw) <= max_frame_size
+        [(frame_type, channel, body)] = split_frames(bytearray(raw), max_frame_size)
+        transfer, pos = decode_performative(body, 0)
+        code, fields = decode_frame(memoryview(body))
+        assert (frame_type, channel, code) == (TYPE_AMQP, 5, 0x14)
+        assert bytes(fields[11]) == body[pos:]
+        assert fields[:3] == [transfer.handle, transfer.delivery_id, transfer.delivery_tag]
+        assert fields[4] == transfer.settled
+        assert fields[5] is transfer.more is (index < len(frames) - 1)
+        first = first or transfer
+        assert transfer.handle == first.handle
+        assert index == 0 or transfer[1:5] == (None, None, None, None)
+        payload += body[pos:]
+    return first, payload
+
+
+@given(
+    UINTS,
+    UINTS,
+    st.binary(max_size=32),
+    st.booleans(),
+    st.sampled_from([512, 513, 1000, 65536]),
+    st.integers(1, 3),
+    st.integers(-70, 70),
+)
+def test_a_delivery_of_any_size_comes_together_again(
+    handle: int, delivery_id: int, tag: bytes, settled: bool, max_frame_size: int, frames: int, around: int
+) -> None:
+    size = max(0, frames * max_frame_size + around)
+    payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    parts = transfer_frames(5, handle, delivery_id, tag, settled, payload, max_frame_size)
+    first, together = reassembled(parts, max_frame_size)
+    assert first[:5] == (handle, delivery_id, tag, 0, settled)
+    assert together == payload
+    # All frames but the last are full.
+    assert all(len(part) == max_frame_size for part in parts[:-1])
+
+
+@given(UINTS, UINTS, st.binary(max_size=32), st.sampled_from([512, 4096]))
+def test_a_payload_that_just_fits_is_one_frame_and_one_byte_more_is_two(
+    handle: int, delivery_id: int, tag: bytes, max_frame_size: int
+) -> None:
+    overhead = len(transfer_frames(5, handle, delivery_id, tag, True, b"", max_frame_size)[0])
+    for size, count in ((max_frame_size - overhead, 1), (max_frame_size - overhead + 1, 2)):
+        parts = transfer_frames(5, handle, delivery_id, tag, True, b"x" * size, max_frame_size)
+        assert len(parts) == count
+        assert reassembled(parts, max_frame_size)[1] == b"x" * size
+
+
+def test_a_frame_size_that_leaves_no_room_is_refused() -> None:
+    for size in (0, 8, 20, 511):
+        with pytest.raises(EncodeError, match=f"at least 512, not {size}"):
+            transfer_frames(0, 0, 0, b"tag", False, b"x" * 600, size)
+
+
+def test_a_delivery_tag_of_more_than_32_bytes_is_refused() -> None:
+    with pytest.raises(EncodeError, match="at most 32 bytes, not 33"):
+        transfer_frames(0, 0, 0, b"t" * 33, False, b"", 512)
+
+
+OUTCOMES = st.sampled_from(["Received", "Accepted", "Rejected", "Released", "Modified"]).flatmap(
+    lambda name: performatives_of(BY_NAME[name])
+)
+
+
+@given(st.booleans(), UINTS, UINTS, st.none() | OUTCOMES)
+@example(True, 1, 1, amqp.Rejected(amqp.Error("c", "x" * 300, None)))
+@example(True, 1, 1, amqp.Modified(True, None, {"a": b"x" * 229}))
+@example(True, 1, 1, amqp.Modified(True, None, {"a": b"x" * 230}))
+def test_a_disposition_is_read_back(role: bool, first: int, last: int, state: Any) -> None:
+    raw = disposition_frame(5, role, first, last, state)
+    [(frame_type, channel, body)] = split_frames(bytearray(raw), 65536)
+    expected = amqp.Disposition(role, first, last, True, state if state is not None else amqp.Accepted())
+    assert (frame_type, channel) == (TYPE_AMQP, 5)
+    assert decode_performative(body, 0) == (expected, len(body))
+    code, fields = decode_frame(memoryview(body))
+    assert (code, fields[:4]) == (0x15, [role, first, last, True])
+    assert list(fields[4]) == [type(expected.state).__name__.lower()]
