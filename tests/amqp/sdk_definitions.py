@@ -114,12 +114,5 @@ def _values(field: Field) -> Values:
 
 def performatives_of(kind: Kind) -> Values:
     """Every shape of a performative: with and without each of the fields that may be left out."""
-    return st.builds(
-        kind.make,
-        *(
-            st.deferred(lambda field=field: _values(field))
-            if field.mandatory
-            else st.none() | st.deferred(lambda field=field: _values(field))
-            for field in kind.fields
-        ),
-    )
+    fields = [_values(field) if field.mandatory else st.none() | _values(field) for field in kind.fields]
+    return st.builds(kind.make, *fields)

@@ -14,7 +14,7 @@ from twinbus.amqp import performatives as amqp
 from twinbus.amqp.decoding import MAX_DEPTH, decode_plain, skip
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.performatives import as_performative, decode_performative, described, encode_performative
-from twinbus.amqp.types import Array, DecodeError, Described, EncodeError, Long, Symbol, UInt, ULong
+from twinbus.amqp.types import Array, DecodeError, Described, EncodeError, Long, Symbol, UByte, UInt, ULong
 
 
 def each(kinds: list[Kind]) -> pytest.MarkDecorator:
@@ -140,7 +140,7 @@ def minimal(kind: Kind) -> list[Any]:
         elif field.type in numbers:
             fields.append(numbers[field.type](7))
         else:
-            fields.append(amqp.UByte(7) if field.type == "UBYTE" else examples[field.type])
+            fields.append(UByte(7) if field.type == "UBYTE" else examples[field.type])
     return fields
 
 

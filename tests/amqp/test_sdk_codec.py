@@ -154,11 +154,12 @@ SDK_ARRAYS = {
 }
 
 
+def _sdk_arrays(code: int, items: Values) -> Values:
+    return st.lists(items, min_size=1, max_size=6).map(lambda drawn: Array(code, drawn))
+
+
 def _writable_compounds(inner: Values) -> Values:
-    arrays = [
-        st.lists(items, min_size=1, max_size=6).map(lambda items, code=code: Array(code, items))
-        for code, items in SDK_ARRAYS.items()
-    ]
+    arrays = [_sdk_arrays(code, items) for code, items in SDK_ARRAYS.items()]
     return st.one_of(
         st.lists(inner, max_size=6),
         st.dictionaries(SIMPLE[str] | SIMPLE[ULong], inner, max_size=5),

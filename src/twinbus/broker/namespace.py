@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from . import websocket
 from .admin.api import AdministrationApi
 from .certificate import Certificate, ensure_certificate, server_context
 from .config import NamespaceConfig, QueueConfig, TopicConfig
@@ -314,6 +315,8 @@ class Namespace:
     async def _handle_http(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/healthz" and request.method == "GET":
             return web.json_response({"status": "ok", "namespace": self.name})
+        if request.path == websocket.PATH:
+            return await websocket.serve_websocket(self, request)
         return await self._api.handle(request)
 
     # ---- time ----

@@ -23,6 +23,7 @@ from .store import StoreError
 from .window import Window
 
 MAX_STATE_BYTES = 256 * 1024
+GRACE_MS = 1000  # a session is taken away this much after its lock has run out, as a client's clock is not ours
 
 
 class Session:
@@ -148,6 +149,14 @@ class SessionQueue(Queue):
             return None
         return self._take_unexpired(session.window, now)
 
+    def _delete_then_deliver(self, taken: list[tuple[Receiver, Message]]) -> None:
+        """Receiving is all a receiver that deletes ever does, so that is what keeps its session."""
+        super()._delete_then_deliver(taken)
+        for receiver in {receiver for receiver, _ in taken}:
+            session = self.session_of(receiver)
+            if session is not None:
+                self._extend(session)
+
     def _window_for(self, message: Message) -> Window:
         session = self._sessions.get(message.session or "")
         return session.window if session is not None and session.window is not None else self._window
@@ -242,17 +251,20 @@ class SessionQueue(Queue):
         self._note_session_time(session)
 
     def _note_session_time(self, session: Session) -> None:
-        heapq.heappush(self._session_times, (session.locked_until, session.id))
+        heapq.heappush(self._session_times, (session.locked_until + GRACE_MS, session.id))
         self._set_timer(self._session_times[0][0])
 
-    def renew_session(self, session_id: str, receiver_session: Session | None = None) -> int:
+    def renew_session(self, session_id: str) -> int:
         """Extend a session's lock; returns when it now runs out (ms)."""
         session = self._locked_session(session_id)
+        self._extend(session)
+        return session.locked_until
+
+    def _extend(self, session: Session) -> None:
         session.locked_until = self.env.now_ms() + self.limits.lock_ms
         for lock in session.locks.values():
             lock.locked_until = session.locked_until
         self._note_session_time(session)
-        return session.locked_until
 
     def _locked_session(self, session_id: str) -> Session:
         session = self._sessions.get(session_id)
@@ -274,7 +286,7 @@ class SessionQueue(Queue):
         while self._session_times and self._session_times[0][0] <= now:
             at, session_id = heapq.heappop(self._session_times)
             session = self._sessions.get(session_id)
-            if session is None or session.receiver is None or session.locked_until != at:
+            if session is None or session.receiver is None or session.locked_until + GRACE_MS != at:
                 continue
             receiver = session.receiver
             self._free(session, delivered=True)

@@ -1,0 +1,120 @@
+"""AMQP over WebSockets: the same connection, carried in binary messages on the same port."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import WSMsgType, web
+
+from .connection import WRITE_HIGH_WATER, Connection
+
+if TYPE_CHECKING:
+    from .namespace import Namespace
+
+PATH = "/$servicebus/websocket"
+SUBPROTOCOL = "AMQPWSB10"
+MAX_MESSAGE = 1 << 20
+
+
+class WebSocketTransport(asyncio.Transport):
+    """Gives a connection the transport it expects; a task of its own writes, so that a slow peer holds up nobody."""
+
+    def __init__(self, socket: web.WebSocketResponse, raw: asyncio.Transport | None, connection: Connection) -> None:
+        super().__init__()
+        self._socket = socket
+        self._raw = raw
+        self._connection = connection
+        self._outgoing: list[bytes] = []
+        self._size = 0
+        self._blocked = False
+        self._closing = False
+        self._wake = asyncio.Event()
+        self._reading = asyncio.Event()
+        self._reading.set()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._raw.get_extra_info(name, default) if self._raw is not None else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """The limit is the same for every connection."""
+
+    def pause_reading(self) -> None:
+        self._reading.clear()
+
+    def resume_reading(self) -> None:
+        self._reading.set()
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._outgoing.append(bytes(data))
+        self._size += len(data)
+        self._wake.set()
+        if self._size > WRITE_HIGH_WATER and not self._blocked:
+            self._blocked = True
+            self._connection.pause_writing()
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake.set()
+        self._reading.set()
+
+    def abort(self) -> None:
+        self._closing = True
+        if self._raw is not None:
+            self._raw.abort()
+        self._wake.set()
+        self._reading.set()
+
+    async def carry(self) -> None:
+        """Move bytes both ways until either side ends."""
+        writer = asyncio.create_task(self._write())
+        reader = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writer, reader):
+                task.cancel()
+            await asyncio.gather(writer, reader, return_exceptions=True)
+
+    async def _read(self) -> None:
+        while True:
+            await self._reading.wait()
+            message = await self._socket.receive()
+            await self._reading.wait()
+            if message.type is not WSMsgType.BINARY:
+                return
+            self._connection.data_received(message.data)
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            outgoing, self._outgoing, self._size = self._outgoing, [], 0
+            if outgoing:
+                await self._socket.send_bytes(b"".join(outgoing))
+            if self._blocked and self._size <= WRITE_HIGH_WATER // 2:
+                self._blocked = False
+                self._connection.resume_writing()
+            if self._closing and not self._outgoing:
+                return
+
+
+async def serve_websocket(namespace: Namespace, request: web.BaseRequest) -> web.StreamResponse:
+    """Speak AMQP over an upgraded request until one side closes."""
+    socket = web.WebSocketResponse(protocols=(SUBPROTOCOL,), max_msg_size=MAX_MESSAGE, compress=False)
+    if not socket.can_prepare(request).ok:
+        return web.Response(status=400, text="this address speaks WebSockets")
+    await socket.prepare(request)
+    connection = Connection(namespace)
+    raw = request.transport
+    transport = WebSocketTransport(socket, raw, connection)
+    connection.connection_made(transport)
+    try:
+        await transport.carry()
+    finally:
+        connection.connection_lost(None)
+        await socket.close()
+    return socket
