@@ -49,8 +49,8 @@ test-fast: $(INSTALLED) ## Run the tests that are not marked slow
 demo: $(INSTALLED) ## See it work: namespaces, messages and an outage, on this machine
 	@$(BIN)/python -m twinbus demo
 
-conformance: $(INSTALLED_CONFORMANCE) ## Run the SDK's own live tests against a namespace
-	@$(BIN)/python scripts/conformance.py
+conformance: $(INSTALLED_CONFORMANCE) ## Run the SDK's own live tests against a namespace (ARGS=--fast)
+	@$(BIN)/python scripts/conformance.py $(ARGS)
 
 bench-broker: $(INSTALLED) ## Measure the embedded namespace
 	@$(BIN)/python bench/broker.py

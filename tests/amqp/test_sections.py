@@ -316,7 +316,8 @@ def test_sections_in_order_are_a_message(codes: tuple[int, ...]) -> None:
     ("codes", "reason"),
     [
         ((0x70, 0x70), "out of order"),
-        ((0x72, 0x71), "out of order"),
+        ((0x72, 0x71, 0x75), "out of order"),
+        ((0x71, 0x71), "out of order"),
         ((0x74, 0x73), "out of order"),
         ((0x75, 0x70), "out of order"),
         ((0x75, 0x73), "out of order"),

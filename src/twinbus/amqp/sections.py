@@ -127,7 +127,7 @@ def split_sections(message: bytes) -> Sections:
                     raise DecodeError("the body sections of a message do not belong together")
             elif code > last:
                 found[code - HEADER] = message[pos:stop]
-            elif code == DELIVERY_ANNOTATIONS and body >= 0 and stop == end and not found[1]:
+            elif code == DELIVERY_ANNOTATIONS and stop == end and not found[1]:
                 found[1], end = message[pos:], pos
             else:
                 raise DecodeError("the sections of a message are out of order")

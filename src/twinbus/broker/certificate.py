@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import ssl
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -31,10 +29,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+from .filelock import try_lock
 
 Clock = Callable[[], float]
 Name = x509.DNSName | x509.IPAddress
@@ -348,21 +343,9 @@ def _locked(path: Path) -> Iterator[None]:
     """Keeps other processes, and other threads of this one, out until the block ends."""
     with path.open("ab") as file:
         deadline = time.monotonic() + _LOCK_SECONDS
-        while not _try_lock(file):
+        while not try_lock(file):
             if time.monotonic() >= deadline:
                 raise CertificateError(f"another process has held {path} for {_LOCK_SECONDS:.0f} seconds")
             time.sleep(0.02)
         # Closing the file gives the lock back.
         yield
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    try:
-        if sys.platform == "win32":
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True

@@ -321,6 +321,15 @@ class Namespace:
 
     # ---- time ----
 
+    def clock_was_set(self) -> None:
+        """Act at once on a `clock` that jumped: locks run out, messages become due or expire.
+
+        Without this call a jump is noticed within half a minute.
+        """
+        self._timeline.check_clock()
+        for queue in list(self.entities.all_queues()):
+            queue.check_clock()
+
     async def _tick(self) -> None:
         times = (self.profile.idle_timeout, self.profile.link_idle, self.profile.connection_idle)
         interval = min([1.0, *(seconds / 4 for seconds in times if seconds is not None)])

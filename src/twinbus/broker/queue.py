@@ -541,6 +541,12 @@ class Queue:
             self._return(lock, None, lambda error: None)
         self._set_timer(self._locks.next_time())
 
+    def check_clock(self) -> None:
+        """Act on the clock now: it was set, and the timer may still be far away."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._on_timer()
+
     # ---- by sequence number ----
 
     def peek(self, start: int, count: int, session: str | None = None) -> list[Message]:

@@ -45,6 +45,12 @@ class Timeline:
             self._expired_until = at - 1
         self._set(at)
 
+    def check_clock(self) -> None:
+        """Act on the clock now: it was set, and the alarm may still be far away."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._sweep()
+
     def _set(self, at: int) -> None:
         if self._closed or (self._alarm is not None and self._alarm_at <= at):
             return

@@ -8,6 +8,7 @@ import typer
 
 from twinbus import __version__
 
+from .demo import demo
 from .serve import serve
 
 app = typer.Typer(
@@ -36,3 +37,4 @@ def twinbus(
 
 
 app.command()(serve)
+app.command()(demo)
