@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import queue
 import shutil
@@ -22,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from .filelock import try_lock
 from .schema import COUNT, INSERT, SCHEMA_VERSION, TABLES, Change
 
 logger = logging.getLogger("twinbus.broker.store")
@@ -63,12 +63,10 @@ class Unit(NamedTuple):
 
 def _lock_folder(folder: Path) -> IO[bytes]:
     """Two servers on one database would give the same message to two receivers."""
-    file = open(folder / "lock", "wb")  # noqa: SIM115 - held until the store closes
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    file = open(folder / "lock", "ab")  # noqa: SIM115 - held until the store closes
+    if not try_lock(file):
         file.close()
-        raise StoreError(f"the data folder {folder.name!r} is in use by another process") from None
+        raise StoreError(f"the data folder {folder} is in use by another process")
     return file
 
 
@@ -95,33 +93,44 @@ class Store:
         self._idle.set()
         self._handover: queue.SimpleQueue[list[Unit] | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
-        self._writer_connection = self._open_writer()
-        self.reader = sqlite3.connect(
-            f"file:{self.path}?mode=ro", uri=True, isolation_level=None, cached_statements=256
-        )
-        self.reader.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        try:
+            self._writer_connection = self._open_writer()
+            self.reader = self._open_reader()
+        except sqlite3.Error as error:
+            self._let_go()
+            raise StoreError(f"the database {self.path} cannot be opened: {error}") from error
+        except BaseException:
+            self._let_go()
+            raise
         self._thread = threading.Thread(target=self._write_groups, name="twinbus-store", daemon=True)
         self._thread.start()
 
     def _open_writer(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, cached_statements=256)
         try:
-            connection = sqlite3.connect(
-                self.path, isolation_level=None, check_same_thread=False, cached_statements=256
-            )
             connection.execute("PRAGMA locking_mode = NORMAL")
-            connection.execute("PRAGMA journal_mode = WAL")
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            if mode != "wal":
+                raise StoreError(f"the database {self.path} needs a file system with shared memory: a local disk")
             connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self.durability]}")
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
             connection.execute("PRAGMA busy_timeout = 5000")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
-                raise StoreError(f"{self.path.name} was written by a newer twinbus (schema {version})")
+                raise StoreError(f"the database {self.path} was written by a newer twinbus (schema {version})")
             connection.executescript(TABLES)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        except sqlite3.Error as error:
-            raise StoreError(f"the database {self.path.name} cannot be opened: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _open_reader(self) -> sqlite3.Connection:
+        address = self.path.absolute().as_uri() + "?mode=ro"
+        reader = sqlite3.connect(address, uri=True, isolation_level=None, cached_statements=256)
+        reader.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        return reader
 
     @property
     def is_pressed(self) -> bool:
@@ -173,11 +182,11 @@ class Store:
         self._writing = True
         self._handover.put(group)
 
-    def _committed(self, group: list[Unit], error: StoreError | None) -> None:
+    def _committed(self, group: list[Unit], errors: list[StoreError | None]) -> None:
         self._writing = False
         if self._waiting:
             self._flush()  # let the disk work while the callbacks run
-        for unit in group:
+        for unit, error in zip(group, errors, strict=True):
             self.pending_bytes -= unit.size
             try:
                 unit.done(error)
@@ -194,15 +203,39 @@ class Store:
 
     def _write_groups(self) -> None:
         while (group := self._handover.get()) is not None:
-            error = None
-            try:
-                self._write(group)
-            except sqlite3.Error as failure:
-                error = StoreError(f"the store could not write: {failure}")
-                logger.error("a group of %d changes was rolled back: %s", len(group), failure)
-                with contextlib.suppress(sqlite3.Error):
-                    self._writer_connection.execute("ROLLBACK")
-            self._loop.call_soon_threadsafe(self._committed, group, error)
+            errors: list[StoreError | None] = [None] * len(group)
+            failure = self._try_write(group)
+            if failure is not None:
+                self._make_room()
+                errors = self._write_apart(group)
+                failed = len(group) - errors.count(None)
+                logger.error("%d of %d changes could not be stored: %s", failed, len(group), failure)
+            self._loop.call_soon_threadsafe(self._committed, group, errors)
+
+    def _write_apart(self, group: list[Unit]) -> list[StoreError | None]:
+        """Write by halves what failed as a whole: what can be stored is, whatever it shared a commit with."""
+        failure = self._try_write(group)
+        if failure is None or len(group) == 1:
+            return [failure] * len(group)
+        half = len(group) // 2
+        return self._write_apart(group[:half]) + self._write_apart(group[half:])
+
+    def _try_write(self, group: list[Unit]) -> StoreError | None:
+        # Whatever goes wrong must not end the thread: a sender would wait for its answer for ever.
+        try:
+            self._write(group)
+        except Exception as failure:
+            if not isinstance(failure, sqlite3.Error):
+                logger.exception("a change cannot be written")
+            with contextlib.suppress(sqlite3.Error):
+                self._writer_connection.rollback()
+            return StoreError(f"the store could not write: {failure}")
+        return None
+
+    def _make_room(self) -> None:
+        """On a full disk the log cannot grow; what it holds may fit into the database, and then it starts anew."""
+        with contextlib.suppress(sqlite3.Error):
+            self._writer_connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _write(self, group: list[Unit]) -> None:
         """Write a group in one transaction.
@@ -255,6 +288,9 @@ class Store:
         await asyncio.to_thread(self._thread.join)
         self.reader.close()
         self._writer_connection.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._lock.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)

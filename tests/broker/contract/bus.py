@@ -1,0 +1,258 @@
+"""A namespace on the test's own loop, and places in it to send to and receive from through the unmodified SDK.
+
+A place is a queue, a subscription with its topic, or a dead-letter queue: what holds for all of them is tested once
+and run for each. Every test gets a place of its own, so tests cannot see each other's messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusReceiveMode
+from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+
+from twinbus.broker import Namespace, NamespaceConfig, QueueDescription, SubscriptionDescription, TopicDescription
+from twinbus.broker.durations import TICKS_PER_SECOND
+from twinbus.broker.queue import Queue
+
+DELETE = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+LOCK_SECONDS = 30
+PATIENCE = 10.0  # seconds for something that should come at once
+MOMENT = 0.1  # seconds for something that should not come
+# The SDK's tokens are good for an hour of the namespace's clock.
+MAX_AHEAD = 3000
+_TOPIC_PROPERTIES = frozenset({"requires_duplicate_detection", "duplicate_detection_history_time_window"})
+
+
+class SettableClock:
+    """The real time, and as much more as a test wants."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead
+
+    def in_seconds(self, seconds: float) -> datetime:
+        """The moment so many seconds from now."""
+        return datetime.fromtimestamp(self(), UTC) + timedelta(seconds=seconds)
+
+
+class Bus:
+    """A running namespace and a client for it, without retries so that a refusal shows at once.
+
+    Links stay open until the end and are closed together: the SDK sleeps half a second over each.
+    """
+
+    def __init__(self, config: NamespaceConfig | str = "contoso", data: Path | None = None) -> None:
+        self.clock = SettableClock()
+        self.namespace = Namespace(config, data=data, clock=self.clock)
+        self.client: ServiceBusClient
+        self._links: list[ServiceBusSender | ServiceBusReceiver] = []
+        self._numbers = itertools.count(1)
+
+    async def __aenter__(self) -> Self:
+        await self.namespace.start()
+        self.client = ServiceBusClient.from_connection_string(self.namespace.connection_string, retry_total=0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(link.close() for link in self._links))
+        await self.client.close()
+        await self.namespace.close()
+
+    def new_name(self, kind: str) -> str:
+        return f"{kind}-{next(self._numbers)}"
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass for the namespace."""
+        self.clock.ahead += seconds
+        assert self.clock.ahead < MAX_AHEAD, "the SDK's tokens would expire: use shorter times in this module"
+        self.namespace.clock_was_set()
+
+    async def open(self, *links: Any) -> None:
+        """Open links, all at the same time."""
+        self._links += links
+        await asyncio.gather(*(link.__aenter__() for link in links))
+
+    def broker_queue(self, path: str) -> Queue:
+        """The namespace's own object for an address, to look at what no client sees."""
+        node = self.namespace.entities.resolve(path)
+        assert node is not None, path
+        return node.queue
+
+
+class Place:
+    """Something to receive from, with a sender and a receiver."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, bus: Bus, path: str) -> None:
+        self.bus = bus
+        self.path = path
+        self.sender: ServiceBusSender
+        self.receiver: ServiceBusReceiver
+
+    @classmethod
+    async def create(cls, bus: Bus, **properties: Any) -> Self:
+        """Make the entity; nothing is opened."""
+        raise NotImplementedError
+
+    @classmethod
+    async def open(cls, bus: Bus, *, receiver: dict[str, Any] | None = None, **properties: Any) -> Self:
+        """Make the entity, and open a sender and a receiver with the given options."""
+        place = await cls.create(bus, **properties)
+        await place.connect(**(receiver or {}))
+        return place
+
+    async def connect(self, **options: Any) -> None:
+        self.sender, self.receiver = self.new_sender(), self.new_receiver(**options)
+        await self.bus.open(self.sender, self.receiver)
+
+    def new_sender(self) -> ServiceBusSender:
+        raise NotImplementedError
+
+    def new_receiver(self, **options: Any) -> ServiceBusReceiver:
+        raise NotImplementedError
+
+    async def open_receiver(self, **options: Any) -> ServiceBusReceiver:
+        """One more receiver."""
+        receiver = self.new_receiver(**options)
+        await self.bus.open(receiver)
+        return receiver
+
+    async def open_dead_letters(self, **options: Any) -> ServiceBusReceiver:
+        """A receiver of this place's dead-letter queue."""
+        return await self.open_receiver(sub_queue="deadletter", **options)
+
+    async def put(self, *messages: ServiceBusMessage | str, **properties: Any) -> None:
+        """Bring messages here, in order; a text becomes a message with these properties."""
+        await self.sender.send_messages([_message(message, properties) for message in messages])
+
+    async def receive(self, count: int = 1) -> list[ServiceBusReceivedMessage]:
+        return await receive(self.receiver, count)
+
+    async def receive_one(self) -> ServiceBusReceivedMessage:
+        return (await self.receive())[0]
+
+    async def peek(self, start: int = 1) -> list[ServiceBusReceivedMessage]:
+        return await peek(self.receiver, start)
+
+    async def peek_texts(self) -> list[str]:
+        return texts(await self.peek())
+
+    @property
+    def queue(self) -> Queue:
+        return self.bus.broker_queue(self.path)
+
+    @property
+    def dead_letter_queue(self) -> Queue:
+        return self.bus.broker_queue(self.path + "/$DeadLetterQueue")
+
+
+class QueuePlace(Place):
+    kind = "queue"
+
+    @classmethod
+    async def create(cls, bus: Bus, **properties: Any) -> Self:
+        path = bus.new_name("queue")
+        await bus.namespace.create(QueueDescription(path, **_with_lock(properties)))
+        return cls(bus, path)
+
+    def new_sender(self) -> ServiceBusSender:
+        return self.bus.client.get_queue_sender(self.path)
+
+    def new_receiver(self, **options: Any) -> ServiceBusReceiver:
+        return self.bus.client.get_queue_receiver(self.path, **options)
+
+
+class SubscriptionPlace(Place):
+    kind = "subscription"
+
+    @classmethod
+    async def create(cls, bus: Bus, **properties: Any) -> Self:
+        topic = bus.new_name("topic")
+        of_topic = {name: properties.pop(name) for name in _TOPIC_PROPERTIES & properties.keys()}
+        await bus.namespace.create(TopicDescription(topic, **of_topic))
+        description = SubscriptionDescription(topic, "all", **_with_lock(properties))
+        await bus.namespace.create_subscription(description)
+        return cls(bus, description.path)
+
+    @property
+    def topic(self) -> str:
+        return self.path.partition("/")[0]
+
+    def new_sender(self) -> ServiceBusSender:
+        return self.bus.client.get_topic_sender(self.topic)
+
+    def new_receiver(self, **options: Any) -> ServiceBusReceiver:
+        return self.bus.client.get_subscription_receiver(self.topic, "all", **options)
+
+
+class DeadLetterPlace(Place):
+    """The dead-letter queue of a queue; what is put here is sent to the queue and dead-lettered there."""
+
+    kind = "dead-letter queue"
+    of: ClassVar[type[Place]] = QueuePlace
+
+    def __init__(self, bus: Bus, above: Place) -> None:
+        super().__init__(bus, above.path + "/$DeadLetterQueue")
+        self.above = above
+
+    @classmethod
+    async def create(cls, bus: Bus, **properties: Any) -> Self:
+        return cls(bus, await cls.of.create(bus, **properties))
+
+    async def connect(self, **options: Any) -> None:
+        self.receiver = self.new_receiver(**options)
+        await asyncio.gather(self.above.connect(), self.bus.open(self.receiver))
+
+    def new_receiver(self, **options: Any) -> ServiceBusReceiver:
+        return self.above.new_receiver(sub_queue="deadletter", **options)
+
+    async def put(self, *messages: ServiceBusMessage | str, **properties: Any) -> None:
+        await self.above.put(*messages, **properties)
+        for message in await self.above.receive(len(messages)):
+            await self.above.receiver.dead_letter_message(message, reason="test")
+
+
+class SubscriptionDeadLetterPlace(DeadLetterPlace):
+    kind = "dead-letter queue of a subscription"
+    of = SubscriptionPlace
+
+
+def _with_lock(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"lock_duration": LOCK_SECONDS * TICKS_PER_SECOND, **properties}
+
+
+def _message(message: ServiceBusMessage | str, properties: dict[str, Any]) -> ServiceBusMessage:
+    return ServiceBusMessage(message, **properties) if isinstance(message, str) else message
+
+
+async def receive(receiver: ServiceBusReceiver, count: int = 1) -> list[ServiceBusReceivedMessage]:
+    """Exactly so many messages, or the test fails."""
+    received: list[ServiceBusReceivedMessage] = []
+    while len(received) < count:
+        more = await receiver.receive_messages(max_message_count=count - len(received), max_wait_time=PATIENCE)
+        assert more, f"{len(received)} messages came, not {count}: {texts(received)}"
+        received += more
+    return received
+
+
+async def peek(receiver: ServiceBusReceiver, start: int = 1) -> list[ServiceBusReceivedMessage]:
+    """Everything from a sequence number on; the SDK would go on where the last peek ended."""
+    return await receiver.peek_messages(max_message_count=100, sequence_number=start)
+
+
+async def nothing_comes(receiver: ServiceBusReceiver) -> bool:
+    """Whether a short receive ends without a message."""
+    return not await receiver.receive_messages(max_wait_time=MOMENT)
+
+
+def texts(messages: list[ServiceBusReceivedMessage]) -> list[str]:
+    return [str(message) for message in messages]
