@@ -58,7 +58,7 @@ def test_a_performative_has_the_fields_the_sdk_knows(kind: Kind) -> None:
 
 @each(FRAME_KINDS)
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_a_performative_comes_back_as_it_was_sent(kind: Kind, data: st.DataObject) -> None:
     performative = data.draw(performatives_of(kind))
     raw = encoded(performative)
@@ -70,7 +70,7 @@ def test_a_performative_comes_back_as_it_was_sent(kind: Kind, data: st.DataObjec
 
 @each(NESTED_KINDS)
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_a_terminus_outcome_or_error_comes_back_inside_a_frame(kind: Kind, data: st.DataObject) -> None:
     body = carried(data.draw(performatives_of(kind)))
     decoded, _ = decode_performative(encoded(body), 0)
@@ -85,7 +85,7 @@ def test_a_transaction_coordinator_comes_back() -> None:
 
 @each(FRAME_KINDS)
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_the_payload_starts_where_the_performative_ends(kind: Kind, data: st.DataObject) -> None:
     before, raw = data.draw(st.binary(max_size=8)), encoded(data.draw(performatives_of(kind)))
     for buf in (before + raw, memoryview(before + raw)):
@@ -94,7 +94,7 @@ def test_the_payload_starts_where_the_performative_ends(kind: Kind, data: st.Dat
 
 @each(KINDS)
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_fields_that_were_left_out_at_the_end_are_none(kind: Kind, data: st.DataObject) -> None:
     whole = data.draw(performatives_of(kind))
     least = max((index + 1 for index, field in enumerate(kind.fields) if field.mandatory), default=0)
@@ -106,7 +106,7 @@ def test_fields_that_were_left_out_at_the_end_are_none(kind: Kind, data: st.Data
 
 @each(KINDS)
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_empty_fields_at_the_end_are_not_written(kind: Kind, data: st.DataObject) -> None:
     performative = data.draw(performatives_of(kind))
     values = described(performative).value

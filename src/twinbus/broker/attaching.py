@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp import performatives as amqp
@@ -12,7 +13,8 @@ from .addresses import CBS, MANAGEMENT, Address, parse_address
 from .cbs import CbsNode
 from .entities import Node, TopicEntity
 from .errors import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, UNAUTHORIZED, BrokerError, not_found
-from .faults import Operation, Swallowed
+from .faults import Fault, Operation
+from .gates import Gate
 from .links import IncomingLink, Link, OutgoingLink
 from .management import ManagementNode
 from .queue import Queue
@@ -28,16 +30,61 @@ LOCKED_UNTIL = "com.microsoft:locked-until-utc"
 TIMEOUT_PROPERTY = "com.microsoft:timeout"
 EPOCH_TICKS = 621_355_968_000_000_000  # .NET counts from the year 1
 TICKS_PER_MS = 10_000
-MAX_LINKS = 5000
+MAX_EARLY_FRAMES = 100
 _ABSENT = object()
 
 
 def open_link(channel: Channel, attach: amqp.Attach) -> None:
     """Attach a link, or refuse it as the service does: an attach with nothing behind it, then a detach."""
     try:
-        _open(channel, attach)
-    except Swallowed:
+        address = _address_of(attach)
+    except BrokerError as error:
+        refuse(channel, attach, error)
         return
+    if channel.connection.namespace.faults.active and address.node != CBS:
+        pending = channel.links[attach.handle] = PendingLink(channel, attach, address)
+        Gate(channel.connection, Operation.ATTACH).perform(address.path, pending.open)
+    else:
+        _open_or_refuse(channel, attach, address, None)
+
+
+class PendingLink(Link):
+    """A link on its way through the faults; what the client sends on it meanwhile waits."""
+
+    def __init__(self, channel: Channel, attach: amqp.Attach, address: Address) -> None:
+        super().__init__(channel, attach)
+        self._attach = attach
+        self._address = address
+        self._waiting: list[Callable[[Link], None]] = []
+
+    def on_transfer(self, transfer: amqp.Transfer, payload: bytes) -> None:
+        self._wait(lambda link: link.on_transfer(transfer, payload))
+
+    def on_flow(self, flow: amqp.Flow) -> None:
+        self._wait(lambda link: link.on_flow(flow))
+
+    def _wait(self, act: Callable[[Link], None]) -> None:
+        if len(self._waiting) >= MAX_EARLY_FRAMES:
+            raise BrokerError(NOT_ALLOWED, "Too many frames were sent on a link before it was attached.")
+        self._waiting.append(act)
+
+    def open(self, fault: Fault | None) -> None:
+        """Attach now, unless the client has given up."""
+        if not self.attached:
+            return
+        del self.channel.links[self.handle]
+        _open_or_refuse(self.channel, self._attach, self._address, fault)
+        link = self.channel.links.get(self.handle)
+        for act in self._waiting:
+            if link is not None and link.attached:
+                act(link)
+
+
+def _open_or_refuse(channel: Channel, attach: amqp.Attach, address: Address, fault: Fault | None) -> None:
+    try:
+        if fault is not None:
+            raise fault.error()
+        _open(channel, attach, address)
     except BrokerError as error:
         refuse(channel, attach, error)
 
@@ -51,24 +98,22 @@ def refuse(channel: Channel, attach: amqp.Attach, error: BrokerError) -> None:
     channel.connection.send(frame(channel.number, amqp.Detach(attach.handle, True, error.performative())))
 
 
-def _open(channel: Channel, attach: amqp.Attach) -> None:
-    connection = channel.connection
-    if len(channel.links) >= MAX_LINKS:
-        raise BrokerError(NOT_ALLOWED, f"A session can have {MAX_LINKS} links.")
-    sending = attach.role is amqp.ROLE_SENDER
-    terminus = attach.target if sending else attach.source
+def _address_of(attach: amqp.Attach) -> Address:
+    """Where the link is to lead; raises `BrokerError` if it does not say."""
+    terminus = attach.target if attach.role is amqp.ROLE_SENDER else attach.source
     if isinstance(terminus, amqp.Coordinator):
         raise BrokerError(NOT_IMPLEMENTED, "Transactions are not supported.")
     text = getattr(terminus, "address", None)
     if not isinstance(text, str) or not text:
         raise BrokerError(INVALID_FIELD, "The link's address must be a non-empty string.")
-    address = parse_address(text)
-    if connection.namespace.faults.active and address.node != CBS:
-        fault = connection.strike(Operation.ATTACH, address.path)
-        if fault is not None:
-            raise fault.error()
+    return parse_address(text)
+
+
+def _open(channel: Channel, attach: amqp.Attach, address: Address) -> None:
+    connection = channel.connection
+    sending = attach.role is amqp.ROLE_SENDER
     if address.node:
-        _open_request_link(channel, attach, address, text)
+        _open_request_link(channel, attach, address)
         return
     node = connection.namespace.entities.resolve(address.path)
     if node is None:
@@ -88,7 +133,9 @@ def require(channel: Channel, path: str, *rights: Right) -> None:
         raise BrokerError(UNAUTHORIZED, missing_right(rights[0], path).message)
 
 
-def _open_request_link(channel: Channel, attach: amqp.Attach, address: Address, text: str) -> None:
+def _open_request_link(channel: Channel, attach: amqp.Attach, address: Address) -> None:
+    terminus = attach.target if attach.role is amqp.ROLE_SENDER else attach.source
+    text = str(terminus.address)
     namespace = channel.connection.namespace
     node: RequestNode
     if address.node == CBS:
@@ -107,7 +154,7 @@ def _open_request_link(channel: Channel, attach: amqp.Attach, address: Address, 
         link.grant()
     else:
         target = getattr(attach.target, "address", None)
-        link = ResponseLink(channel, attach, text, target if isinstance(target, str) else None)
+        link = ResponseLink(channel, attach, text, target if isinstance(target, str) else None, node.path)
         channel.links[attach.handle] = link
         reply(channel, attach)
 

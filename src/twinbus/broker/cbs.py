@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .addresses import path_of
 from .errors import ARGUMENT_ERROR, NOT_IMPLEMENTED, UNAUTHORIZED, BrokerError, not_found
-from .requests import Request, Response
+from .requests import Request, Response, Subject
 from .security import Unauthorized, owner_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ class CbsNode:
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
+
+    def subject(self, request: Request) -> Subject:
+        return Subject(path_of(str(request.properties.get("name", ""))))
 
     async def answer(self, request: Request, connection: Connection) -> Response:
         """put-token: 202 if the token is good, 401 if not, 404 if it is for something that does not exist."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from twinbus.amqp import performatives as amqp
@@ -37,7 +38,7 @@ from .errors import (
     NOT_ALLOWED,
     BrokerError,
 )
-from .faults import Fault, Kind, Operation, Swallowed
+from .faults import Kind
 from .security import Grant, Right, Unauthorized
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ MAX_SASL_FRAME = 4096
 MAX_GRANTS = 5000
 HANDSHAKE_TIMEOUT = 60.0
 WRITE_HIGH_WATER = 1 << 20
+MAX_UNREAD = 4 << 20
+CLOSE_TIMEOUT = 5.0
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
@@ -63,12 +66,14 @@ class Connection(asyncio.Protocol):
         self.peer_max_frame_size = 4096
         self.channels: dict[int, Channel] = {}
         self.grants: dict[str, Grant] = {}
-        self.blocked = False
         self.frozen = False
         self.closing = False
+        self._write_blocked = False
+        self._unread = 0
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._out: list[bytes] = []
+        self._out_size = 0
         self._flush_scheduled = False
         self._stage = self._read_header
         self._opened = False
@@ -76,7 +81,8 @@ class Connection(asyncio.Protocol):
         self._peer_idle: float | None = None
         self._loop = asyncio.get_running_loop()
         self.opened_at = self.last_read = self.last_write = self.last_link = self._loop.time()
-        self._delayed: asyncio.TimerHandle | None = None
+        self._holds: set[object] = set()
+        self._ending: asyncio.TimerHandle | None = None
 
     # ---- asyncio's side ----
 
@@ -84,8 +90,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self.namespace.connections.add(self)
-        if self.namespace.faults.standing(Kind.BLACKHOLE):
-            self.freeze()
+        black = self.namespace.faults.standing(Kind.BLACKHOLE)
+        if black is not None and self.freeze():
+            black.fired += 1
 
     def data_received(self, data: bytes) -> None:
         self.last_read = self._loop.time()
@@ -99,53 +106,63 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
         self._transport = None
+        if self._ending is not None:
+            self._ending.cancel()
         self._buffer.clear()
-        if self._delayed is not None:
-            self._delayed.cancel()
         for channel in self.channels.values():
             channel.drop()
         self.channels.clear()
         self.namespace.connection_ended(self)
 
     def pause_writing(self) -> None:
-        self.blocked = True
+        self._write_blocked = True
 
     def resume_writing(self) -> None:
-        self.blocked = False
+        self._write_blocked = False
+        self._unread = 0
+        self.release_reading("unread")
+        self._wake_links()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether deliveries should wait because the client does not take what it has been sent."""
+        return self._write_blocked or self.frozen or self._out_size > WRITE_HIGH_WATER
+
+    def _wake_links(self) -> None:
         for channel in list(self.channels.values()):
             channel.wake_links()
 
     # ---- faults and pressure ----
 
-    def freeze(self) -> None:
-        """Stop reading and writing, as if the network had swallowed everything."""
-        self.frozen = self.blocked = True
-        self._pause_reading()
+    def freeze(self) -> bool:
+        """Stop reading and writing, as if the network had swallowed everything; false if it is so already."""
+        if self.frozen:
+            return False
+        self.frozen = True
+        self.hold_reading(Kind.BLACKHOLE)
+        return True
 
     def thaw(self) -> None:
         """What was held up in both directions goes on, late."""
-        if not self.frozen or self._transport is None:
+        if not self.frozen:
             return
         self.frozen = False
-        self._resume_reading()
-        self.resume_writing()
         self._process()
+        self.release_reading(Kind.BLACKHOLE)
         self._flush()
+        self._wake_links()
 
-    def delay(self, seconds: float) -> None:
-        """Handle nothing for a while; what arrives meanwhile waits in order."""
-        if self.frozen:
-            return
-        self.frozen = True
-        self._pause_reading()
-        self._delayed = self._loop.call_later(seconds, self.thaw)
-
-    def _pause_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+    def hold_reading(self, why: object) -> None:
+        """Read no more until everyone who asked for this has released it."""
+        if not self._holds and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
+        self._holds.add(why)
 
-    def _resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+    def release_reading(self, why: object) -> None:
+        if why not in self._holds:
+            return
+        self._holds.remove(why)
+        if not self._holds and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def reset(self) -> None:
@@ -158,12 +175,28 @@ class Connection(asyncio.Protocol):
         self.closing = True
         self._transport.abort()
 
+    def cut(self) -> None:
+        """Write what was answered so far, then reset."""
+        self._flush()
+        self.reset()
+
     # ---- reading ----
 
     def _process(self) -> None:
+        self.guard(self._read_all)
+        store = self.namespace.store
+        if store.is_pressed and store not in self._holds:
+            self.hold_reading(store)
+            store.when_relieved(lambda: self.release_reading(store))
+
+    def _read_all(self) -> None:
+        while not self.closing and not self.frozen and self._stage():
+            pass
+
+    def guard(self, act: Callable[[], object]) -> None:
+        """Run `act`, and close the connection with the right error if it raises."""
         try:
-            while not self.closing and not self.frozen and self._stage():
-                pass
+            act()
         except FramingError as error:
             self.close(BrokerError(FRAMING_ERROR, str(error)))
         except DecodeError as error:
@@ -173,15 +206,6 @@ class Connection(asyncio.Protocol):
         except Exception:
             logger.exception("a connection of %s failed", self.namespace.name)
             self.close(BrokerError("amqp:internal-error", "The namespace could not process the frame."))
-        store = self.namespace.store
-        if store.is_pressed and not self.frozen and self._transport is not None:
-            self._pause_reading()
-            store.when_relieved(self._relieved)
-
-    def _relieved(self) -> None:
-        if not self.frozen and not self.closing:
-            self._resume_reading()
-            self._process()
 
     def _read_header(self) -> bool:
         if len(self._buffer) < 8:
@@ -312,6 +336,7 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         """Queue bytes; they leave together at the end of this turn of the event loop."""
         self._out.append(data)
+        self._out_size += len(data)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -330,8 +355,16 @@ class Connection(asyncio.Protocol):
             return
         data = b"".join(self._out)
         self._out.clear()
+        was_full, self._out_size = self._out_size > WRITE_HIGH_WATER, 0
         self.last_write = self._loop.time()
         self._transport.write(data)
+        if self._write_blocked:
+            # Answers to someone who does not read them: stop taking questions.
+            self._unread += len(data)
+            if self._unread > MAX_UNREAD:
+                self.hold_reading("unread")
+        elif was_full:
+            self._wake_links()
 
     # ---- rights ----
 
@@ -345,6 +378,21 @@ class Connection(asyncio.Protocol):
         """Whether a token that is still good gives this right."""
         now = self.namespace.clock()
         return any(grant.expires_at > now and grant.allows(path, right) for grant in self.grants.values())
+
+    def expire_tokens(self, path: str, error: BrokerError) -> None:
+        """Forget the tokens that reach this path, and detach its links."""
+        for audience, grant in list(self.grants.items()):
+            if grant.covers(path):
+                del self.grants[audience]
+        for channel in list(self.channels.values()):
+            for link in list(channel.links.values()):
+                if link.path is not None and link.path.lower() == path.lower():
+                    channel.detach(link, error)
+
+    def paths(self) -> set[str]:
+        """The entities that this connection has links to."""
+        links = [link for channel in self.channels.values() for link in channel.links.values()]
+        return {link.path for link in links if link.path is not None}
 
     # ---- time ----
 
@@ -398,21 +446,5 @@ class Connection(asyncio.Protocol):
         self.channels.clear()
         if self._transport is not None:
             self._transport.close()
-
-    def strike(self, operation: Operation, entity: str | None) -> Fault | None:
-        """Ask for a fault here. Resets, black holes and delays are carried out at once.
-
-        Returns the fault if the caller has something to do about it; raises `Swallowed` if nothing more happens.
-        """
-        fault = self.namespace.faults.strike(operation, entity)
-        if fault is None:
-            return None
-        if fault.kind is Kind.RESET or fault.kind is Kind.REFUSE:
-            self.reset()
-            raise Swallowed
-        if fault.kind is Kind.BLACKHOLE:
-            raise Swallowed
-        if fault.kind is Kind.SLOW:
-            self.delay(fault.delay)
-            return None
-        return fault
+            # A client that reads nothing would keep what is still to be written, and the socket, for ever.
+            self._ending = self._loop.call_later(CLOSE_TIMEOUT, self._transport.abort)

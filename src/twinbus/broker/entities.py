@@ -23,9 +23,10 @@ from .descriptions import (
 from .durations import MAX_TICKS
 from .errors import ENTITY_DISABLED, BrokerError
 from .queue import TICKS_PER_MS, Counters, Environment, Limits, Queue, ttl_ms
-from .schema import PUT_ENTITY, PUT_SETTING, Change, delete_entity
+from .schema import PUT_ENTITY, PUT_SETTING, Change, delete_entity, delete_queue, stored_queues
 from .security import AccessPolicy, Right
 from .session_queue import SessionQueue
+from .store import StoreError
 from .topic import Topic
 
 MEGABYTE = 1024 * 1024
@@ -163,6 +164,12 @@ class Entities:
         for key, kind, text, created_at, updated_at in rows:
             description = _KINDS[kind].from_json(json.loads(text))
             self._add(key, description, created_at, updated_at, counters)
+        self._drop_orphans(set(counters) | set(stored_queues(reader)))
+
+    def _drop_orphans(self, queues: set[int]) -> None:
+        """Remove what was on its way into an entity while it was being deleted."""
+        for queue in queues - self._by_key.keys():
+            self._env.store.submit(delete_queue(queue), lambda error: None)
 
     # ---- finding ----
 
@@ -265,7 +272,13 @@ class Entities:
         for one in doomed:
             self._remove(one)
             changes += delete_entity(one.key, tuple(queue.key for queue in one.queues()))
-        await self._env.store.commit(changes)
+        try:
+            await self._env.store.commit(changes)
+        except StoreError:
+            for one in reversed(doomed):
+                counters = {queue.key: queue.counters for queue in one.queues()}
+                self._add(one.key, one.description, one.created_at, one.updated_at, counters)
+            raise
         return entity
 
     # ---- keeping ----

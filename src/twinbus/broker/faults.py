@@ -2,7 +2,8 @@
 
 A fault is added at run time, from Python or over HTTP, for a whole namespace or one entity. It fires at the
 operations it names, for a number of times, for some seconds, or with a probability drawn from a seed, and each
-time it fires is counted, so that a test can tell whether its fault really happened.
+time it fires is counted, so that a test can tell whether its fault really happened. What firing means for a link
+is in `gates.py`, for connections in `outage.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import errors
 
@@ -23,12 +25,14 @@ class Kind(StrEnum):
 
     REFUSE = "refuse"  # connections are refused
     RESET = "reset"  # connections are cut with a TCP reset
-    BLACKHOLE = "blackhole"  # bytes are accepted, and nothing ever answers
-    SLOW = "slow"  # everything takes `delay` seconds longer
+    BLACKHOLE = "blackhole"  # nothing is done or answered until the fault ends; then it is, late
+    SLOW = "slow"  # done `delay` seconds after it arrived
     DROP_ACK = "drop_ack"  # done and stored, but the answer never leaves
     REJECT = "reject"  # refused with `condition`
     THROTTLE = "throttle"  # refused with server-busy
     DETACH = "detach"  # the link is detached with `condition`
+    CLOSE = "close"  # the connection is closed with `condition`
+    EXPIRE = "expire"  # the tokens for the entity are no longer good
     DISABLE = "disable"  # the entity behaves as disabled
     FILL = "fill"  # the entity behaves as full
 
@@ -37,6 +41,7 @@ class Operation(StrEnum):
     """Where a fault can strike."""
 
     CONNECT = "connect"
+    TOKEN = "token"  # put-token at $cbs
     ATTACH = "attach"
     SEND = "send"
     RECEIVE = "receive"
@@ -44,17 +49,22 @@ class Operation(StrEnum):
     MANAGEMENT = "management"
 
 
+_CONNECT = frozenset({Operation.CONNECT})
 _EVERYWHERE = frozenset(Operation)
+_ON_LINKS = frozenset({Operation.ATTACH, Operation.SEND, Operation.RECEIVE, Operation.SETTLE, Operation.MANAGEMENT})
+_REFUSABLE = frozenset({Operation.TOKEN, Operation.ATTACH, Operation.SEND, Operation.SETTLE, Operation.MANAGEMENT})
 _WHERE: dict[Kind, frozenset[Operation]] = {
     Kind.REFUSE: frozenset({Operation.CONNECT, Operation.ATTACH}),
     Kind.RESET: _EVERYWHERE,
     Kind.BLACKHOLE: _EVERYWHERE,
-    Kind.SLOW: _EVERYWHERE - {Operation.CONNECT},
+    Kind.SLOW: _EVERYWHERE,
     Kind.DROP_ACK: frozenset({Operation.SEND, Operation.SETTLE, Operation.MANAGEMENT}),
-    Kind.REJECT: _EVERYWHERE - {Operation.CONNECT, Operation.RECEIVE},
-    Kind.THROTTLE: _EVERYWHERE - {Operation.CONNECT, Operation.RECEIVE},
-    Kind.DETACH: frozenset({Operation.ATTACH, Operation.SEND, Operation.RECEIVE, Operation.SETTLE}),
-    Kind.DISABLE: frozenset({Operation.ATTACH, Operation.SEND, Operation.RECEIVE, Operation.MANAGEMENT}),
+    Kind.REJECT: _REFUSABLE,
+    Kind.THROTTLE: _REFUSABLE,
+    Kind.DETACH: _ON_LINKS - {Operation.MANAGEMENT},
+    Kind.CLOSE: _ON_LINKS,
+    Kind.EXPIRE: _ON_LINKS | {Operation.TOKEN},
+    Kind.DISABLE: _ON_LINKS - {Operation.SETTLE},
     Kind.FILL: frozenset({Operation.SEND, Operation.MANAGEMENT}),
 }
 # What a fault strikes if nobody says where: attaching is spared where a link that exists is the interesting one.
@@ -63,10 +73,15 @@ _DEFAULT_WHERE: dict[Kind, frozenset[Operation]] = {
     Kind.THROTTLE: frozenset({Operation.SEND, Operation.MANAGEMENT}),
     Kind.DETACH: frozenset({Operation.SEND, Operation.RECEIVE}),
     Kind.DROP_ACK: frozenset({Operation.SEND}),
+    Kind.EXPIRE: _ON_LINKS,
 }
+# A reset after the answer needs something that is done and answered.
+_ANSWERED = frozenset({Operation.SEND, Operation.SETTLE, Operation.MANAGEMENT})
 _CONDITIONS = {
     Kind.THROTTLE: errors.SERVER_BUSY,
     Kind.DETACH: errors.DETACH_FORCED,
+    Kind.CLOSE: errors.CONNECTION_FORCED,
+    Kind.EXPIRE: errors.UNAUTHORIZED,
     Kind.DISABLE: errors.ENTITY_DISABLED,
     Kind.FILL: errors.QUOTA_EXCEEDED,
     Kind.REJECT: errors.INTERNAL_ERROR,
@@ -75,6 +90,8 @@ _DESCRIPTIONS = {
     Kind.THROTTLE: "The request was terminated because the entity is being throttled. Error code : 50009."
     " Please wait 2 seconds and try again.",
     Kind.DETACH: "The link is force detached.",
+    Kind.CLOSE: "The connection is closed by the service.",
+    Kind.EXPIRE: "ExpiredToken: The token is expired.",
     Kind.DISABLE: "Messaging entity is currently disabled.",
     Kind.FILL: "The maximum entity size has been reached or exceeded.",
     Kind.REJECT: "The service was unable to process the request; please retry the operation.",
@@ -82,22 +99,25 @@ _DESCRIPTIONS = {
 
 MAX_FAULTS = 1000
 MAX_DELAY = 3600.0
+MAX_SECONDS = 86_400.0
 
 
 class FaultError(ValueError):
     """A fault that cannot be: the message names the field and what it may be."""
 
 
-class Swallowed(Exception):  # noqa: N818 - not an error: the operation was made to vanish
-    """A fault has ended the operation; nothing more is to be done or answered."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that goes wrong.
 
-    `entity` None means the whole namespace. `on` are the operations it strikes; empty means those that suit its
-    kind. `count`, `seconds` and `probability` bound it; without any of them it lasts until it is removed.
+    `entity` None means the whole namespace; an entity's dead-letter queue and subscriptions belong to it. `on` are
+    the operations it strikes. Left empty they are those that suit its kind, and the fault also hits what is
+    already there: connections are cut or frozen, links detached. `count`, `seconds` and `probability` bound it
+    (with a count or a probability it strikes operations to come, one by one); without any of them it lasts
+    until it is removed.
+
+    Raises:
+        FaultError: a field is out of its bounds; the message names it.
     """
 
     kind: Kind
@@ -107,32 +127,80 @@ class Fault:
     seconds: float | None = None
     probability: float = 1.0
     seed: int = 0
+    #: For a slow fault: how much longer an operation takes.
     delay: float = 0.0
     condition: str | None = None
     description: str | None = None
     #: After a dropped acknowledgement: keep silent, or cut the connection.
     then_reset: bool = False
+    #: For a reset: do and answer the operation first, then cut the connection.
+    after_answer: bool = False
 
     def __post_init__(self) -> None:
+        if self.entity is not None and not self.entity.strip("/"):
+            raise FaultError("entity must be the path of an entity, or left out for the whole namespace")
         if self.count is not None and self.count < 1:
             raise FaultError("count must be 1 or more")
-        if self.seconds is not None and not 0 < self.seconds <= 86_400:
-            raise FaultError("seconds must be above 0 and at most 86400")
+        if self.seconds is not None and not 0 < self.seconds <= MAX_SECONDS:
+            raise FaultError(f"seconds must be above 0 and at most {MAX_SECONDS:g}")
         if not 0 < self.probability <= 1:
             raise FaultError("probability must be above 0 and at most 1")
         if self.kind is Kind.SLOW and not 0 < self.delay <= MAX_DELAY:
             raise FaultError(f"delay must be above 0 and at most {MAX_DELAY:g} seconds for a slow fault")
-        if wrong := self.on - _WHERE[self.kind]:
-            allowed = ", ".join(sorted(_WHERE[self.kind]))
-            raise FaultError(f"on cannot be {', '.join(sorted(wrong))} for {self.kind}: it strikes {allowed}")
-        if not self.on:
-            object.__setattr__(self, "on", _DEFAULT_WHERE.get(self.kind, _WHERE[self.kind]))
+        if self.then_reset and self.kind is not Kind.DROP_ACK:
+            raise FaultError("then_reset is for drop_ack only")
+        if self.after_answer and (self.kind is not Kind.RESET or not self.on or self.on - _ANSWERED):
+            raise FaultError("after_answer is for a reset on send, settle or management")
+        self._check_operations()
+
+    def _check_operations(self) -> None:
+        allowed = _WHERE[self.kind] if self.entity is None else _WHERE[self.kind] - _CONNECT
+        if wrong := self.on - allowed:
+            where = "a whole namespace" if self.entity is None else "an entity"
+            given, known = ", ".join(sorted(wrong)), ", ".join(sorted(allowed))
+            raise FaultError(f"on cannot be {given} for {self.kind} of {where}; it can be {known}")
+
+    @property
+    def strikes(self) -> frozenset[Operation]:
+        """The operations it strikes."""
+        if self.on:
+            return self.on
+        if self.entity is not None:
+            return _DEFAULT_WHERE.get(self.kind, _WHERE[self.kind]) - _CONNECT
+        return _CONNECT if self.kind is Kind.REFUSE else _DEFAULT_WHERE.get(self.kind, _WHERE[self.kind])
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it strikes every time until it ends."""
+        return self.count is None and self.probability == 1
+
+    @property
+    def holds_namespace(self) -> bool:
+        """Whether the whole namespace is out of reach while it is in force."""
+        if self.entity is not None or not self.is_steady:
+            return False
+        return not self.on or (self.kind is Kind.REFUSE and Operation.CONNECT in self.on)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the operation is answered with `error` and not done."""
+        return self.kind not in (Kind.DROP_ACK, Kind.RESET)
+
+    @property
+    def hides_answer(self) -> bool:
+        """Whether the operation is done, and the client never hears of it."""
+        return self.kind is Kind.DROP_ACK
+
+    @property
+    def cuts_after(self) -> bool:
+        """Whether the connection is to be cut when the operation is done."""
+        return self.then_reset or self.after_answer
 
     def covers(self, path: str | None) -> bool:
         """Whether the fault concerns this entity, or something below it."""
         if self.entity is None:
             return True
-        entity = self.entity.lower()
+        entity = self.entity.strip("/").lower()
         return path is not None and (path.lower() == entity or path.lower().startswith(entity + "/"))
 
     def error(self) -> errors.BrokerError:
@@ -145,26 +213,32 @@ class Fault:
         """Read a fault from plain JSON types; raises `FaultError` naming the field."""
         if not isinstance(values, dict):
             raise FaultError("a fault is a JSON object")
-        known = {f: values[f] for f in cls.__dataclass_fields__ if f in values}
-        if unknown := sorted(set(values) - set(known)):
-            raise FaultError(f"{unknown[0]} is not a field of a fault: {', '.join(cls.__dataclass_fields__)}")
+        names = [one.name for one in fields(cls)]
+        if unknown := sorted(set(values) - set(names)):
+            raise FaultError(f"{unknown[0]} is not a field of a fault: {', '.join(names)}")
+        for name, kinds in _JSON_TYPES.items():
+            value = values.get(name)
+            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) != (kinds is bool)):
+                raise FaultError(f"{name} has the wrong type")
+        # A field that is null is a field left out.
+        known = {name: value for name, value in values.items() if value is not None}
         try:
             known["kind"] = Kind(known.get("kind", ""))
         except ValueError:
             raise FaultError(f"kind must be one of {', '.join(Kind)}") from None
+        operations = known.get("on", [])
         try:
-            operations = known.get("on", ())
             known["on"] = frozenset(
                 Operation(one) for one in ([operations] if isinstance(operations, str) else operations)
             )
         except (ValueError, TypeError):
             raise FaultError(f"on must be a list of {', '.join(Operation)}") from None
-        for name, kinds in _JSON_TYPES.items():
-            if known.get(name) is not None and (
-                not isinstance(known[name], kinds) or isinstance(known[name], bool) != (kinds is bool)
-            ):
-                raise FaultError(f"{name} has the wrong type")
         return cls(**known)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same in plain JSON types, with the operations that it strikes."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**values, "kind": self.kind.value, "on": sorted(self.strikes)}
 
 
 _JSON_TYPES: dict[str, Any] = {
@@ -177,36 +251,48 @@ _JSON_TYPES: dict[str, Any] = {
     "condition": str,
     "description": str,
     "then_reset": bool,
+    "after_answer": bool,
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ActiveFault:
-    """A fault in force, and how often it fired."""
+    """A fault in force, or one that was, and how often it fired."""
 
     id: int
     fault: Fault
     ends_at: float | None
     random: random.Random = field(repr=False)
     fired: int = 0
+    ended: bool = False
+    #: Ended by hand, not by time: what a slow fault still holds back is let go.
+    removed: bool = False
 
-    def is_over(self, now: float) -> bool:
-        if self.ends_at is not None and now >= self.ends_at:
+    def is_spent(self, now: float) -> bool:
+        """Whether it strikes no more."""
+        if self.ended or (self.ends_at is not None and now >= self.ends_at):
             return True
         return self.fault.count is not None and self.fired >= self.fault.count
 
+    def is_over(self, now: float) -> bool:
+        """Whether it has no more effect. A black hole keeps what it swallowed also after its count."""
+        if self.ended or (self.ends_at is not None and now >= self.ends_at):
+            return True
+        return self.fault.kind is not Kind.BLACKHOLE and self.is_spent(now)
+
     def to_json(self) -> dict[str, Any]:
-        fault = self.fault
-        return {
-            "id": self.id,
-            "kind": fault.kind.value,
-            "entity": fault.entity,
-            "on": sorted(fault.on),
-            "count": fault.count,
-            "seconds": fault.seconds,
-            "probability": fault.probability,
-            "fired": self.fired,
-        }
+        return {"id": self.id, **self.fault.to_json(), "fired": self.fired, "in_force": not self.ended}
+
+
+class Strike(NamedTuple):
+    """What happens to one operation: it waits for `delay` seconds, then the fault."""
+
+    delay: float = 0.0
+    slowed_by: ActiveFault | None = None
+    by: ActiveFault | None = None
+
+
+MISSED = Strike()
 
 
 class Faults:
@@ -215,14 +301,15 @@ class Faults:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._faults: dict[int, ActiveFault] = {}
+        self._past: deque[ActiveFault] = deque(maxlen=MAX_FAULTS)
         self._ids = itertools.count(1)
         self.active = False
         #: Told of every change, so that connections can be cut, frozen or thawed.
         self.on_change: Callable[[ActiveFault | None], None] = lambda added: None
 
     def add(self, fault: Fault) -> ActiveFault:
-        """Put a fault in force."""
-        self._expire()
+        """Put a fault in force; raises `FaultError` if there are too many."""
+        self.expire()
         if len(self._faults) >= MAX_FAULTS:
             raise FaultError(f"at most {MAX_FAULTS} faults can be in force at once")
         ends_at = None if fault.seconds is None else self._monotonic() + fault.seconds
@@ -234,72 +321,71 @@ class Faults:
 
     def remove(self, fault_id: int) -> bool:
         """End a fault; false if it is not in force."""
-        found = self._faults.pop(fault_id, None)
-        self._changed()
-        return found is not None
+        found = self._faults.get(fault_id)
+        if found is None:
+            return False
+        self._end([found], removed=True)
+        return True
 
     def clear(self) -> None:
         """End all faults."""
-        self._faults.clear()
-        self._changed()
+        self._end(list(self._faults.values()), removed=True)
+
+    def find(self, fault_id: int) -> ActiveFault | None:
+        """A fault in force, or one of those that ended last."""
+        self.expire()
+        past = (one for one in self._past if one.id == fault_id)
+        return self._faults.get(fault_id) or next(past, None)
 
     def __iter__(self) -> Iterator[ActiveFault]:
-        self._expire()
+        """The faults in force."""
+        self.expire()
         return iter(list(self._faults.values()))
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Drop the faults that are over."""
         now = self._monotonic()
-        over = [one.id for one in self._faults.values() if one.is_over(now)]
-        for fault_id in over:
-            del self._faults[fault_id]
-        if over:
-            self._changed()
+        self._end([one for one in self._faults.values() if one.is_over(now)])
 
-    def _changed(self) -> None:
-        self.active = bool(self._faults)
-        self.on_change(None)
+    def _end(self, ending: list[ActiveFault], removed: bool = False) -> None:
+        for one in ending:
+            one.ended, one.removed = True, removed
+            self._past.append(one)
+            del self._faults[one.id]
+        if ending:
+            self.active = bool(self._faults)
+            self.on_change(None)
 
     def next_end(self) -> float | None:
         """When (monotonic) the next fault ends by time."""
         ends = [one.ends_at for one in self._faults.values() if one.ends_at is not None]
         return min(ends) if ends else None
 
-    def expire(self) -> None:
-        """Drop the faults whose time is over."""
-        self._expire()
-
-    def standing(self, kind: Kind) -> bool:
-        """Whether a fault of this kind holds the whole namespace right now, without counting it as fired."""
+    def standing(self, kind: Kind) -> ActiveFault | None:
+        """The fault of this kind that holds the whole namespace right now; it is not counted as fired."""
         now = self._monotonic()
-        return any(
-            one.fault.kind is kind
-            and one.fault.entity is None
-            and Operation.CONNECT in one.fault.on
-            and not one.is_over(now)
-            for one in self._faults.values()
-        )
-
-    def note(self, kind: Kind) -> None:
-        """Count a fault that took effect without being asked for."""
         for one in self._faults.values():
-            if one.fault.kind is kind:
-                one.fired += 1
+            if one.fault.kind is kind and one.fault.holds_namespace and not one.is_over(now):
+                return one
+        return None
 
-    def strike(self, operation: Operation, entity: str | None) -> Fault | None:
-        """The fault that strikes this operation now, counted as fired."""
+    def strike(self, operation: Operation, entity: str | None, spared: frozenset[Kind] = frozenset()) -> Strike:
+        """What strikes this operation now, each fault counted as fired: any number of slow ones and one other."""
         if not self.active:
-            return None
+            return MISSED
         now = self._monotonic()
+        delay, slowed_by, by = 0.0, None, None
         for one in list(self._faults.values()):
             fault = one.fault
-            if operation not in fault.on or one.is_over(now):
+            if (fault.kind is not Kind.SLOW and by is not None) or fault.kind in spared:
                 continue
-            if not fault.covers(entity):
+            if operation not in fault.strikes or one.is_spent(now) or not fault.covers(entity):
                 continue
             if fault.probability < 1 and one.random.random() >= fault.probability:
                 continue
             one.fired += 1
-            if one.is_over(now):
-                self._expire()
-            return fault
-        return None
+            if fault.kind is Kind.SLOW:
+                delay, slowed_by = delay + fault.delay, one
+            else:
+                by = one
+        return Strike(delay, slowed_by, by)

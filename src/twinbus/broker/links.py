@@ -17,7 +17,8 @@ from .errors import (
     BrokerError,
     session_lock_lost,
 )
-from .faults import Kind, Operation, Swallowed
+from .faults import Fault, Kind, Operation
+from .gates import Gate
 from .locks import Lock, tag_of
 from .message import Message, arrivals
 from .security import Right
@@ -37,6 +38,8 @@ class Link:
         self.handle = attach.handle
         self.name = attach.name
         self.attached = True
+        #: The entity that the link is about, if any.
+        self.path: str | None = None
 
     def on_transfer(self, transfer: amqp.Transfer, payload: bytes) -> None:
         """A frame of a delivery arrived."""
@@ -97,6 +100,8 @@ class IncomingLink(Link):
     def __init__(self, channel: Channel, attach: amqp.Attach, node: Node) -> None:
         super().__init__(channel, attach)
         self.node = node
+        self.path = node.path
+        self._gate = Gate(self.connection, Operation.SEND)
         self._assembly = Assembly(max(self.BATCH_BYTES, node.queue.limits.max_message_bytes + 65536))
         self._credit = 0
         self._delivery_count = attach.initial_delivery_count or 0
@@ -124,23 +129,22 @@ class IncomingLink(Link):
             return
         if self._credit <= self.connection.profile.sender_credit // 2:
             self.grant()
-        self._receive(first, whole)
+        if self.connection.namespace.faults.active or not self._gate.is_clear:
+            size = len(whole) if whole is not None else 0
+            self._gate.perform(self.node.path, lambda fault: self._receive(first, whole, fault), size)
+        else:
+            self._receive(first, whole, None)
 
-    def _receive(self, transfer: amqp.Transfer, payload: bytes | None) -> None:
+    def _receive(self, transfer: amqp.Transfer, payload: bytes | None, fault: Fault | None) -> None:
         delivery_id = transfer.delivery_id or 0
         settled = bool(transfer.settled)
         namespace = self.connection.namespace
-        drop_ack = reset_after = False
+        if fault is not None and fault.kind is Kind.DETACH:
+            self.channel.detach(self, fault.error())
+            return
         try:
-            if namespace.faults.active:
-                fault = self.connection.strike(Operation.SEND, self.node.path)
-                if fault is not None:
-                    if fault.kind is Kind.DETACH:
-                        self.channel.detach(self, fault.error())
-                        return
-                    if fault.kind is not Kind.DROP_ACK:
-                        raise fault.error()
-                    drop_ack, reset_after = True, fault.then_reset
+            if fault is not None and fault.refuses:
+                raise fault.error()
             if payload is None:
                 raise BrokerError(
                     MESSAGE_TOO_LARGE,
@@ -151,8 +155,6 @@ class IncomingLink(Link):
                 raise namespace.throttle.busy()
             self.node.require_active(Right.SEND)
             self.node.queue.check(batch)
-        except Swallowed:
-            return
         except DecodeError as error:
             if not settled:
                 self.channel.reject(delivery_id, BrokerError(DECODE_ERROR, str(error)))
@@ -163,15 +165,14 @@ class IncomingLink(Link):
             return
 
         def stored(error: BrokerError | None) -> None:
-            if drop_ack:
-                if reset_after:
-                    self.connection.reset()
-            elif settled or not self.attached:
-                return
+            if settled or not self.attached or (fault is not None and fault.hides_answer):
+                pass
             elif error is None:
                 self.channel.accept(delivery_id)
             else:
                 self.channel.reject(delivery_id, error)
+            if fault is not None and fault.cuts_after:
+                self.connection.cut()
 
         self.node.queue.take(batch, stored)
 
@@ -196,7 +197,11 @@ class OutgoingLink(Link):
     def __init__(self, channel: Channel, attach: amqp.Attach, node: Node) -> None:
         super().__init__(channel, attach)
         self.node = node
+        self.path = node.path
         self.queue = node.queue
+        self._gate = Gate(self.connection, Operation.RECEIVE)
+        self._gate.on_clear = self.wake
+        self._settle_gate = Gate(self.connection, Operation.SETTLE)
         self.deletes = attach.snd_settle_mode == 1
         self.session_id: str | None = None
         self._credit = 0
@@ -208,31 +213,40 @@ class OutgoingLink(Link):
     # ---- what the queue asks ----
 
     def can_take(self) -> bool:
-        return self.attached and self._credit > 0 and self.channel.can_send()
+        return self.attached and self._credit > 0 and self.channel.can_send() and not self._gate.is_full
 
     def reserve(self) -> None:
         self._credit -= 1
         self._reserved += 1
 
     def deliver(self, message: Message, lock: Lock | None) -> None:
+        if self.connection.namespace.faults.active or not self._gate.is_clear:
+            self._gate.perform(self.node.path, lambda fault: self._deliver(message, lock, fault), message.size)
+        else:
+            self._deliver(message, lock, None)
+
+    def _deliver(self, message: Message, lock: Lock | None, fault: Fault | None) -> None:
         self._reserved -= 1
         if not self.attached:
             return
         self._delivery_count = (self._delivery_count + 1) & _MASK
-        namespace = self.connection.namespace
-        if namespace.faults.active:
-            try:
-                fault = self.connection.strike(Operation.RECEIVE, self.node.path)
-            except Swallowed:
-                return
-            if fault is not None:
-                self.channel.detach(self, fault.error())
-                return
+        if fault is not None:
+            # The message has not left: it is there for the next receiver at once.
+            self.channel.detach(self, fault.error())
+            if lock is not None:
+                self.queue.release(lock.token, lambda error: None)
+            return
         if lock is None:
             self.channel.transfer(self, b"", None, message.encoded())
         else:
             payload = message.encoded(lock.token, lock.locked_until)
             self.channel.transfer(self, tag_of(lock.token), lock.token, payload)
+        if self._draining:
+            self._finish_drain()
+
+    def unreserve(self) -> None:
+        self._reserved -= 1
+        self._credit += 1
         if self._draining:
             self._finish_drain()
 
@@ -279,14 +293,22 @@ class OutgoingLink(Link):
 
     def settle(self, delivery_id: int, token: bytes, state: Any, settled: bool) -> None:
         """The client says what became of a delivery."""
-        drop_ack = reset_after = False
+        if self.connection.namespace.faults.active or not self._settle_gate.is_clear:
+            self._settle_gate.perform(
+                self.node.path, lambda fault: self._settle(delivery_id, token, state, settled, fault)
+            )
+        else:
+            self._settle(delivery_id, token, state, settled, None)
+
+    def _settle(self, delivery_id: int, token: bytes, state: Any, settled: bool, fault: Fault | None) -> None:
+        if fault is not None and fault.kind is Kind.DETACH:
+            self.channel.detach(self, fault.error())
+            return
 
         def done(error: BrokerError | None) -> None:
-            if drop_ack and reset_after:
-                self.connection.reset()
-            if drop_ack or settled or not self.attached:
-                return
-            if error is not None:
+            if settled or not self.attached or (fault is not None and fault.hides_answer):
+                pass
+            elif error is not None:
                 self.channel.confirm(delivery_id, amqp.Rejected(error.performative()))
             elif isinstance(state, amqp.Rejected):
                 self.channel.confirm(delivery_id, amqp.Rejected())
@@ -294,20 +316,13 @@ class OutgoingLink(Link):
                 self.channel.confirm(delivery_id, _echo(state))
             else:
                 self.channel.confirm(delivery_id, None)
+            if fault is not None and fault.cuts_after:
+                self.connection.cut()
 
         try:
-            if self.connection.namespace.faults.active:
-                fault = self.connection.strike(Operation.SETTLE, self.node.path)
-                if fault is not None:
-                    if fault.kind is Kind.DETACH:
-                        self.channel.detach(self, fault.error())
-                        return
-                    if fault.kind is not Kind.DROP_ACK:
-                        raise fault.error()
-                    drop_ack, reset_after = True, fault.then_reset
+            if fault is not None and fault.refuses:
+                raise fault.error()
             apply_outcome(self, token, state, done)
-        except Swallowed:
-            return
         except BrokerError as error:
             done(error)
 

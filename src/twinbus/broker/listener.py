@@ -76,6 +76,7 @@ class Listener:
         self._tls = tls
         self._arriving = arriving
         self._socket: socket.socket | None = None
+        self._kept: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,13 +89,9 @@ class Listener:
         """Bind and listen; raises `OSError` if the port is taken."""
         if self._socket is not None:
             return
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening, self._kept = self._kept or self._bind(), None
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((self.host, self.port))
             listening.listen(BACKLOG)
-            listening.setblocking(False)
         except OSError:
             listening.close()
             raise
@@ -102,16 +99,34 @@ class Listener:
         self._socket = listening
         self._loop.add_reader(listening.fileno(), self._accept)
 
+    def _bind(self) -> socket.socket:
+        bound = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((self.host, self.port))
+            bound.setblocking(False)
+        except OSError:
+            bound.close()
+            raise
+        return bound
+
     def stop(self) -> None:
-        """Stop listening: new connections are refused by the operating system."""
+        """Stop listening: new connections are refused by the operating system. The port stays ours."""
         if self._socket is not None:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
+            try:
+                self._kept = self._bind()  # bound and not listening, so that nobody else takes the port
+            except OSError as error:
+                logger.warning("port %d could not be kept: %s", self.port, error)
 
     async def close(self) -> None:
         """Stop listening and let go of connections that never said anything."""
         self.stop()
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
         for silent in list(self._silent):
             self._forget(silent)
             silent.close()

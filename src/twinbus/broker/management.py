@@ -20,10 +20,11 @@ from .errors import (
     BrokerError,
     session_lock_lost,
 )
+from .faults import Kind
 from .links import OutgoingLink
 from .message import Arrival, Message
 from .queue import Queue
-from .requests import Request, Response
+from .requests import Request, Response, Subject
 from .security import Right, missing_right
 from .session_queue import SessionQueue
 
@@ -144,6 +145,11 @@ class ManagementNode:
     def _queue(self) -> Queue:
         return self._node.queue
 
+    def subject(self, request: Request) -> Subject:
+        # A full queue can still be looked at and emptied.
+        fills = request.properties.get("operation") == f"{PREFIX}schedule-message"
+        return Subject(self._node.path, frozenset() if fills else frozenset({Kind.FILL}))
+
     async def answer(self, request: Request, connection: Connection) -> Response:
         name = request.text("operation")
         operation = self._operations.get(name.removeprefix(PREFIX))
@@ -200,6 +206,8 @@ class ManagementNode:
         }
         if status not in settle:
             raise BrokerError(ARGUMENT_ERROR, f"'disposition-status' must be one of {', '.join(settle)}.")
+        if isinstance(queue, SessionQueue) and body.optional_text("session-id") is not None:
+            self._own_session(body, link)  # its messages are locked for as long as the session is
         for token in body.tokens("lock-tokens"):
             await settle[status](token)
         return Response(200, "OK")

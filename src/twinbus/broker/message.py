@@ -23,6 +23,7 @@ BATCH_FORMAT = 0x80013700
 MAX_ID_LENGTH = 128
 MAX_ANNOTATIONS = 100
 _MAX_UINT = 0xFFFFFFFF
+_MAX_TIME = (1 << 63) - 1
 
 _OWNED_ANNOTATIONS = frozenset(
     {
@@ -271,7 +272,7 @@ class Arrival:
             self.session,
             enqueued_at,
             self.due_at if state is State.SCHEDULED else None,
-            enqueued_at + ttl if ttl is not None else None,
+            min(enqueued_at + ttl, _MAX_TIME) if ttl is not None else None,
             0,
             self.size,
             self.header,

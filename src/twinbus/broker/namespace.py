@@ -8,6 +8,7 @@ import hmac
 import json
 import logging
 import socket
+import sqlite3
 import ssl
 import time
 from collections.abc import Sequence
@@ -25,9 +26,10 @@ from .connection import Connection
 from .descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from .entities import AnyEntity, Entities, QueueEntity, SubscriptionEntity, TopicEntity
 from .errors import BrokerError, not_found
-from .faults import ActiveFault, Fault, Faults, Kind, Operation
+from .faults import Faults
 from .links import IncomingLink, Link, OutgoingLink
-from .listener import Listener, reset
+from .listener import Listener
+from .outage import Outage
 from .profile import PROFILES, Profile
 from .queue import Environment
 from .schema import PUT_SETTING, Change
@@ -42,7 +44,7 @@ from .security import (
     connection_string,
     missing_right,
 )
-from .store import Durability, Store
+from .store import Durability, Store, StoreError
 from .throttle import Throttle
 from .timeline import Timeline
 
@@ -90,9 +92,7 @@ class Namespace:
         self._certificate_names = certificate_names
         self._tls: ssl.SSLContext | None = None
         self._gone = asyncio.Event()
-        self._held: list[socket.socket] = []
         self._background: list[asyncio.Task[None]] = []
-        self._fault_timer: asyncio.TimerHandle | None = None
 
     # ---- starting and stopping ----
 
@@ -128,6 +128,9 @@ class Namespace:
                 self._tls = server_context(self.certificate)
             self._timeline.start()
             self._start_serving()
+        except sqlite3.Error as error:
+            await self.store.close()
+            raise StoreError(f"the database {self.store.path} cannot be read: {error}") from error
         except BaseException:
             await self.store.close()
             raise
@@ -138,6 +141,7 @@ class Namespace:
         logger.info("%s listens on %s:%d", self.name, self.host, self.port)
 
     def _start_serving(self) -> None:
+        self.outage = Outage(self)
         self._api = AdministrationApi(
             self,
             tier=self.config.tier,
@@ -151,23 +155,18 @@ class Namespace:
             lambda: Connection(self),
             lambda: cast(asyncio.Protocol, self._http()),
             lambda: self._tls,
-            self._arriving,
+            self.outage.arriving,
         )
         self._listener.start()
-        self.faults.on_change = self._faults_changed
 
     async def close(self) -> None:
         """Say goodbye to every client, write what is pending, and close the files."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        if self._fault_timer is not None:
-            self._fault_timer.cancel()
         self._timeline.close()
         await self._listener.close()
-        for held in self._held:
-            held.close()
-        self._held.clear()
+        self.outage.close()
         goodbye = BrokerError("amqp:connection:forced", "The namespace is stopping.")
         for connection in list(self.connections):
             connection.close(goodbye)
@@ -175,7 +174,9 @@ class Namespace:
             await asyncio.wait_for(self._all_gone(), CLOSE_TIMEOUT)
         for connection in list(self.connections):
             connection.reset()
-        await self._http.shutdown(0)
+        # Connections that are kept alive close at once; for aiohttp a timeout of 0 would mean none.
+        self._http.pre_shutdown()
+        await self._http.shutdown(CLOSE_TIMEOUT)
         for queue in self.entities.all_queues():
             queue.close()
         await self.store.close()
@@ -267,7 +268,7 @@ class Namespace:
         return cast(QueueEntity | TopicEntity, await self.entities.update(description))
 
     async def delete(self, path: str) -> None:
-        self._detach_from(await self.entities.delete(path))
+        await self._delete(path)
 
     async def create_subscription(self, description: SubscriptionDescription) -> SubscriptionEntity:
         return cast(SubscriptionEntity, await self.entities.create(description))
@@ -276,15 +277,25 @@ class Namespace:
         return cast(SubscriptionEntity, await self.entities.update(description))
 
     async def delete_subscription(self, topic: str, name: str) -> None:
-        self._detach_from(await self.entities.delete(f"{topic}/Subscriptions/{name}"))
+        await self._delete(f"{topic}/Subscriptions/{name}")
+
+    async def _delete(self, path: str) -> None:
+        node = self.entities.resolve(path)
+        try:
+            await self.entities.delete(path)
+        finally:
+            # If it could not be deleted, its links lead nowhere all the same: clients must come again.
+            if node is not None and not node.is_dead_letter:
+                self._detach_from(node.entity)
 
     def _detach_from(self, entity: AnyEntity) -> None:
         path = entity.description.path.lower()
-        for link in self._entity_links():
+        for link in self.entity_links():
             if link.node.path.lower() == path or link.node.path.lower().startswith(path + "/"):
                 link.channel.detach(link, not_found(link.node.path))
 
-    def _entity_links(self) -> list[IncomingLink | OutgoingLink]:
+    def entity_links(self) -> list[IncomingLink | OutgoingLink]:
+        """The links of all clients to entities."""
         links: list[Link] = []
         for connection in self.connections:
             for channel in connection.channels.values():
@@ -313,6 +324,7 @@ class Namespace:
     # ---- HTTP on the shared port ----
 
     async def _handle_http(self, request: web.BaseRequest) -> web.StreamResponse:
+        await self.outage.pass_http()
         if request.path == "/healthz" and request.method == "GET":
             return web.json_response({"status": "ok", "namespace": self.name})
         if request.path == websocket.PATH:
@@ -336,6 +348,7 @@ class Namespace:
         while True:
             await asyncio.sleep(interval)
             now = self.loop_time()
+            self.faults.expire()
             for connection in list(self.connections):
                 connection.tick(now)
 
@@ -347,59 +360,16 @@ class Namespace:
 
     # ---- faults ----
 
-    def _arriving(self, arrived: socket.socket) -> bool:
-        """A new connection, before anything is read from it."""
-        if not self.faults.active:
-            return True
-        fault = self.faults.strike(Operation.CONNECT, None)
-        if fault is None:
-            return True
-        if fault.kind is Kind.BLACKHOLE:
-            self._held.append(arrived)
-        else:
-            reset(arrived)
-        return False
+    def listen(self) -> None:
+        """Accept connections again."""
+        self._listener.start()
 
-    def _faults_changed(self, added: ActiveFault | None) -> None:
-        """Bring the listener, the connections and the links in line with the faults in force."""
-        if self.faults.standing(Kind.REFUSE):
-            if self._listener.is_listening:
-                self._listener.stop()
-                self.faults.note(Kind.REFUSE)
-        else:
-            self._listener.start()
-        black = self.faults.standing(Kind.BLACKHOLE)
-        for connection in list(self.connections):
-            if black and not connection.frozen:
-                connection.freeze()
-                self.faults.note(Kind.BLACKHOLE)
-            elif not black:
-                connection.thaw()
-        if not black:
-            held, self._held = self._held, []
-            for one in held:
-                self._listener.serve(one)
-        if added is not None:
-            self._strike_at_once(added.fault)
-        self._set_fault_timer()
+    def stop_listening(self) -> bool:
+        """Have new connections refused; false if they are already."""
+        was_listening = self._listener.is_listening
+        self._listener.stop()
+        return was_listening
 
-    def _strike_at_once(self, fault: Fault) -> None:
-        """Some faults hit what is already there, not only what comes."""
-        if fault.kind is Kind.RESET and fault.entity is None and Operation.CONNECT in fault.on:
-            for connection in list(self.connections):
-                self.faults.note(Kind.RESET)
-                connection.reset()
-        elif fault.kind in (Kind.DETACH, Kind.DISABLE) and fault.count is None and fault.probability == 1:
-            for link in self._entity_links():
-                if fault.covers(link.node.path):
-                    self.faults.note(fault.kind)
-                    link.channel.detach(link, fault.error())
-
-    def _set_fault_timer(self) -> None:
-        if self._fault_timer is not None:
-            self._fault_timer.cancel()
-            self._fault_timer = None
-        ends = self.faults.next_end()
-        if ends is not None:
-            delay = max(0.0, ends - time.monotonic()) + 0.001
-            self._fault_timer = asyncio.get_running_loop().call_later(delay, self.faults.expire)
+    def serve_socket(self, accepted: socket.socket) -> None:
+        """Serve a connection that a fault has held back."""
+        self._listener.serve(accepted)

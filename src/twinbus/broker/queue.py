@@ -21,6 +21,7 @@ from .errors import (
     QUOTA_EXCEEDED,
     BrokerError,
     message_lock_lost,
+    not_found,
 )
 from .locks import Lock, LockTable, TokenSource
 from .message import Arrival, Message, with_application_properties
@@ -43,6 +44,8 @@ from .window import Window, from_row, read_message
 TICKS_PER_MS = 10_000
 MAX_RECHECK = 30.0  # seconds: how late a timer may notice that the clock was set
 PEEK_BYTES = 1 << 20
+MAX_TIME = (1 << 63) - 1  # what the store can keep
+RETRY_SECONDS = 1.0  # after the store could not write, as on a full disk
 
 Done = Callable[[BrokerError | None], None]
 
@@ -60,6 +63,9 @@ class Receiver(Protocol):
 
     def deliver(self, message: Message, lock: Lock | None) -> None:
         """Send a reserved message."""
+
+    def unreserve(self) -> None:
+        """A reserved message will not be sent after all."""
 
     def session_lost(self) -> None:
         """The lock of the receiver's session has run out."""
@@ -108,6 +114,21 @@ class Environment:
     tokens: TokenSource = field(default_factory=TokenSource)
 
 
+class Remembered:
+    """The message ids that one unit stores for duplicate detection.
+
+    Until that is done, a second message with one of them relies on the first: it is a duplicate only if the first
+    gets stored.
+    """
+
+    __slots__ = ("error", "ids", "relies_on")
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.relies_on: list[Remembered] = []
+        self.error: StoreError | None = None
+
+
 def ttl_ms(ticks: int) -> int | None:
     """A time to live in milliseconds; the service's maximum means for ever."""
     return None if ticks >= MAX_TICKS else ticks // TICKS_PER_MS
@@ -148,7 +169,7 @@ class Queue:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self._unseen: dict[str, int] = {}
+        self._unseen: dict[str, Remembered] = {}
         self._closed = False
 
     @property
@@ -160,6 +181,8 @@ class Queue:
 
     def check(self, arrivals: Sequence[Arrival]) -> None:
         """Raise `BrokerError` if the queue cannot take these messages."""
+        if self._closed:
+            raise not_found(self.path)
         size = 0
         for arrival in arrivals:
             if arrival.size > self.limits.max_message_bytes:
@@ -188,7 +211,7 @@ class Queue:
         self.accessed_at = now / 1000
         changes: list[Change] = []
         stored: list[Message] = []
-        remembered: list[str] = []
+        remembered = Remembered()
         for arrival in arrivals:
             if arrival.is_ping and not self.env.delivers_pings():
                 self.activity.pings += 1
@@ -210,21 +233,24 @@ class Queue:
         self.counters.last_sequence += 1
         return self.counters.last_sequence
 
-    def submit_arrivals(self, stored: list[Message], changes: list[Change], remembered: list[str], done: Done) -> None:
-        size = sum(message.size for message in stored)
+    def submit_arrivals(
+        self, stored: list[Message], changes: list[Change], remembered: Remembered, done: Done, size: int = 0
+    ) -> None:
+        """Store the messages; `size` is that of what else is in `changes`."""
+        size += sum(message.size for message in stored)
         self._pending_bytes += size
 
         def committed(error: StoreError | None) -> None:
             self._pending_bytes -= size
-            for message_id in remembered:
+            remembered.error = error
+            for message_id in remembered.ids:
                 self._unseen.pop(message_id, None)
             if error is None:
                 self.activity.received += len(stored)
                 for message in stored:
                     self.arrived(message)
-                done(None)
-            else:
-                done(store_failure(error))
+                error = next((one.error for one in remembered.relies_on if one.error is not None), None)
+            done(None if error is None else store_failure(error))
 
         self.env.store.submit(changes, committed, size)
 
@@ -246,20 +272,23 @@ class Queue:
             self._window.offer(message)
             self.schedule_dispatch()
 
-    def is_duplicate(self, arrival: Arrival, now: int, changes: list[Change], remembered: list[str]) -> bool:
+    def is_duplicate(self, arrival: Arrival, now: int, changes: list[Change], remembered: Remembered) -> bool:
         """Whether the message was seen within the duplicate detection window; if not, remember it."""
         window = self.limits.duplicate_window_ms
         if window is None or arrival.message_id is None:
             return False
-        if arrival.message_id in self._unseen:
+        pending = self._unseen.get(arrival.message_id)
+        if pending is not None:
+            if pending is not remembered:
+                remembered.relies_on.append(pending)
             return True
         row = self.env.store.reader.execute(
             "SELECT at FROM seen WHERE key = ? AND message_id = ?", (self.key, arrival.message_id)
         ).fetchone()
         if row is not None and row[0] > now - window:
             return True
-        self._unseen[arrival.message_id] = now
-        remembered.append(arrival.message_id)
+        self._unseen[arrival.message_id] = remembered
+        remembered.ids.append(arrival.message_id)
         changes.append(Change(REMEMBER, (self.key, arrival.message_id, now)))
         return False
 
@@ -341,15 +370,25 @@ class Queue:
             self._held.add(message.sequence)
 
         def deleted(error: StoreError | None) -> None:
+            if error is not None:
+                self.activity.delivered -= len(taken)
+                for receiver, _ in taken:
+                    receiver.unreserve()
+                self._loop.call_later(RETRY_SECONDS, self._give_back_undelivered, taken)
+                return
             for receiver, message in taken:
                 self._held.discard(message.sequence)
-                if error is None:
-                    self._forget(message.state, message.size)
-                    receiver.deliver(message, None)
-                else:
-                    self.give_back(message.sequence, message.session)
+                self._forget(message.state, message.size)
+                receiver.deliver(message, None)
 
         self.env.store.submit([self._removal(message) for _, message in taken], deleted)
+
+    def _give_back_undelivered(self, taken: list[tuple[Receiver, Message]]) -> None:
+        for _, message in taken:
+            self.give_back(message.sequence, message.session)
+        for receiver in {receiver for receiver, _ in taken}:
+            if receiver in self.receivers:
+                self.wake(receiver)
 
     def _removal(self, message: Message | Lock, state: int = State.ACTIVE) -> Change:
         return Change(
@@ -388,7 +427,8 @@ class Queue:
         return lock
 
     def restore_lock(self, lock: Lock) -> None:
-        """A settlement could not be stored: the receiver still holds the message."""
+        """A settlement could not be stored: the receiver still holds the message, if only until the next try."""
+        lock.locked_until = max(lock.locked_until, self.env.now_ms() + int(RETRY_SECONDS * 1000))
         self._locks.add(lock, timed=True)
         self._set_timer(self._locks.next_time())
 
@@ -514,7 +554,8 @@ class Queue:
                 target.arrived(moved)
             done(error)
 
-        self.env.store.submit([self._removal(message, message.state), moved.insertion(target.key)], committed)
+        changes = [self._removal(message, message.state), moved.insertion(target.key)]
+        self.env.store.submit(changes, committed, moved.size)
 
     # ---- locks by time ----
 
@@ -551,7 +592,7 @@ class Queue:
 
     def peek(self, start: int, count: int, session: str | None = None) -> list[Message]:
         """Up to `count` messages from sequence number `start` on, locked, deferred and scheduled ones too."""
-        low, high = message_key(self.key, max(0, start)), message_key(self.key, MAX_SEQUENCE)
+        low, high = message_key(self.key, min(max(0, start), MAX_SEQUENCE)), message_key(self.key, MAX_SEQUENCE)
         if session is None:
             rows = self.env.store.reader.execute(
                 f"SELECT {COLUMNS} FROM messages WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
@@ -599,22 +640,33 @@ class Queue:
                 self._held.discard(message.sequence)
                 if error is None:
                     self._forget(message.state, message.size)
+                else:
+                    self.env.watch_times(message)
             done(None if error is None else store_failure(error))
 
         self.env.store.submit([self._removal(message, message.state) for message in messages], deleted)
 
     def schedule(self, arrivals: Sequence[Arrival], done: Done) -> list[int]:
-        """Store messages for later; returns their sequence numbers, good until they are due."""
+        """Store messages for later; returns their sequence numbers, good until they are due.
+
+        A ping or a duplicate gets a number too, with nothing behind it.
+        """
+        if any(arrival.due_at is None for arrival in arrivals):
+            raise BrokerError(ARGUMENT_ERROR, "A scheduled message needs x-opt-scheduled-enqueue-time.")
         now = self.env.now_ms()
-        stored, changes = [], []
-        for arrival in arrivals:
-            message = arrival.stored(self.next_sequence(), now, State.SCHEDULED, self.limits.default_ttl_ms)
-            if message.due_at is None:
-                raise BrokerError(ARGUMENT_ERROR, "A scheduled message needs x-opt-scheduled-enqueue-time.")
-            stored.append(message)
-            changes.append(message.insertion(self.key))
-        self.submit_arrivals(stored, changes, [], done)
-        return [message.sequence for message in stored]
+        stored: list[Message] = []
+        changes: list[Change] = []
+        remembered = Remembered()
+        numbers = [self.next_sequence() for _ in arrivals]
+        for number, arrival in zip(numbers, arrivals, strict=True):
+            if arrival.is_ping and not self.env.delivers_pings():
+                self.activity.pings += 1
+            elif not self.is_duplicate(arrival, now, changes, remembered):
+                message = arrival.stored(number, now, State.SCHEDULED, self.limits.default_ttl_ms)
+                stored.append(message)
+                changes.append(message.insertion(self.key))
+        self.submit_arrivals(stored, changes, remembered, done)
+        return numbers
 
     def cancel(self, sequences: Sequence[int], done: Done) -> None:
         """Remove scheduled messages; raises if one of them is not scheduled (any more)."""
@@ -638,7 +690,8 @@ class Queue:
         if message is None or message.expires_at is None or message.state == State.SCHEDULED:
             return
         if message.expires_at <= self.env.now_ms():
-            self._window_for(message).remove(sequence)
+            if message.state == State.ACTIVE:
+                self._window_for(message).remove(sequence)
             self._expire(message)
 
     def _window_for(self, message: Message) -> Window:
@@ -649,7 +702,9 @@ class Queue:
 
         def gone(error: StoreError | None) -> None:
             self._held.discard(message.sequence)
-            if error is None and not dead_letters:
+            if error is not None:
+                self.watch_later(message)
+            elif not dead_letters:
                 self._forget(message.state, message.size)
 
         dead_letters = self.limits.dead_letter_expired and self.dead_letter is not None
@@ -676,9 +731,13 @@ class Queue:
                 self._forget(State.SCHEDULED, message.size)
                 self.arrived(active)
             else:
-                self.env.watch_times(message)
+                self.watch_later(message)
 
-        self.env.store.submit(changes, committed)
+        self.env.store.submit(changes, committed, active.size)
+
+    def watch_later(self, message: Message) -> None:
+        """What its time asks for could not be stored: try again, but not at once."""
+        self._loop.call_later(RETRY_SECONDS, self.env.watch_times, message)
 
     def _due(self, sequence: int) -> Message | None:
         if sequence in self._held:
@@ -696,8 +755,11 @@ class Queue:
         active.state = State.ACTIVE
         active.due_at = None
         active.enqueued_at = max(self.env.now_ms(), message.due_at or 0)
+        # A subscription has a limit of its own, which the topic did not know when it took the message.
+        lifetimes = [] if self.limits.default_ttl_ms is None else [self.limits.default_ttl_ms]
         if message.expires_at is not None:
-            active.expires_at = active.enqueued_at + (message.expires_at - message.enqueued_at)
+            lifetimes.append(message.expires_at - message.enqueued_at)
+        active.expires_at = min(active.enqueued_at + min(lifetimes), MAX_TIME) if lifetimes else None
         return active
 
     def close(self) -> None:

@@ -13,7 +13,8 @@ from twinbus.amqp.encoding import encode
 from twinbus.amqp.types import DecodeError, Int, Symbol
 
 from .errors import DECODE_ERROR, INTERNAL_ERROR, NOT_ALLOWED, BrokerError
-from .faults import Kind, Operation, Swallowed
+from .faults import Fault, Kind, Operation
+from .gates import Gate
 from .links import Assembly, Link
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ class Response(NamedTuple):
     condition: str | None = None
 
 
+class Subject(NamedTuple):
+    """What a request is about, for the faults: an entity, and the kinds of fault that do not concern the request."""
+
+    path: str
+    spared_by: frozenset[Kind] = frozenset()
+
+
 class RequestNode(Protocol):
     """Something that answers requests."""
 
@@ -58,6 +66,9 @@ class RequestNode(Protocol):
     STATUS: str
     DESCRIPTION: str
     path: str | None
+
+    def subject(self, request: Request) -> Subject:
+        """What a request is about."""
 
     async def answer(self, request: Request, connection: Connection) -> Response:
         """Handle one request; raises `BrokerError`."""
@@ -100,8 +111,11 @@ def encode_response(request: Request, response: Response, node: RequestNode) -> 
 class ResponseLink(Link):
     """Carries answers to the client; it has a queue only in the client's imagination."""
 
-    def __init__(self, channel: Channel, attach: amqp.Attach, source: str, target: str | None) -> None:
+    def __init__(
+        self, channel: Channel, attach: amqp.Attach, source: str, target: str | None, path: str | None
+    ) -> None:
         super().__init__(channel, attach)
+        self.path = path
         self.source = source
         self.target = target
         self._credit = 0
@@ -145,7 +159,9 @@ class RequestLink(Link):
     def __init__(self, channel: Channel, attach: amqp.Attach, node: RequestNode, address: str) -> None:
         super().__init__(channel, attach)
         self.node = node
+        self.path = node.path
         self.address = address
+        self._gate = Gate(self.connection, Operation.TOKEN if node.path is None else Operation.MANAGEMENT)
         self._assembly = Assembly(node.MAX_REQUEST)
         self._delivery_count = attach.initial_delivery_count or 0
         self._credit = 0
@@ -178,32 +194,32 @@ class RequestLink(Link):
             request = parse_request(whole)
         except DecodeError as error:
             raise BrokerError(DECODE_ERROR, f"The request is malformed: {error}") from error
-        task = asyncio.get_running_loop().create_task(self._answer(request))
+        if self.connection.namespace.faults.active or not self._gate.is_clear:
+            subject = self.node.subject(request)
+            self._gate.perform(subject.path, lambda fault: self._start(request, fault), len(whole), subject.spared_by)
+        else:
+            self._start(request, None)
+
+    def _start(self, request: Request, fault: Fault | None) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(request, fault))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, request: Request) -> None:
-        dropped = False
+    async def _answer(self, request: Request, fault: Fault | None) -> None:
         try:
-            if self.node.path is not None and self.connection.namespace.faults.active:
-                fault = self.connection.strike(Operation.MANAGEMENT, self.node.path)
-                if fault is not None:
-                    if fault.kind is not Kind.DROP_ACK:
-                        raise fault.error()
-                    dropped = True
+            if fault is not None and fault.refuses:
+                raise fault.error()
             response = await self.node.answer(request, self.connection)
-        except Swallowed:
-            return
         except BrokerError as error:
             response = Response(error.status, error.description, condition=error.condition)
         except Exception:
             logger.exception("a request to %s failed", self.address)
             response = Response(500, "The request could not be processed.", condition=INTERNAL_ERROR)
-        if dropped:
-            return
         link = self._response_link(request.reply_to)
-        if link is not None:
+        if link is not None and not (fault is not None and fault.hides_answer):
             link.answer(encode_response(request, response, self.node))
+        if fault is not None and fault.cuts_after:
+            self.connection.cut()
 
     def _response_link(self, reply_to: str | None) -> ResponseLink | None:
         candidates = [link for link in self.channel.links.values() if isinstance(link, ResponseLink)]

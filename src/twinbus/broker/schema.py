@@ -7,6 +7,7 @@ a queue is read in order by walking its range.
 
 from __future__ import annotations
 
+import sqlite3
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -125,15 +126,30 @@ COUNT = (
 )
 
 
+def delete_queue(queue: int) -> list[Change]:
+    """Everything that removes a queue's messages, states and counters."""
+    low, high = message_key(queue, 0), message_key(queue, MAX_SEQUENCE)
+    return [
+        Change("DELETE FROM messages WHERE id BETWEEN ? AND ?", (low, high)),
+        Change("DELETE FROM counters WHERE key = ?", (queue,)),
+        Change("DELETE FROM seen WHERE key = ?", (queue,)),
+        Change("DELETE FROM session_states WHERE key = ?", (queue,)),
+    ]
+
+
 def delete_entity(key: int, queues: tuple[int, ...]) -> list[Change]:
-    """Everything that removes an entity with its messages, states and counters."""
+    """Everything that removes an entity with its queues."""
     changes = [Change("DELETE FROM entities WHERE key = ?", (key,))]
     for queue in queues:
-        low, high = message_key(queue, 0), message_key(queue, MAX_SEQUENCE)
-        changes += [
-            Change("DELETE FROM messages WHERE id BETWEEN ? AND ?", (low, high)),
-            Change("DELETE FROM counters WHERE key = ?", (queue,)),
-            Change("DELETE FROM seen WHERE key = ?", (queue,)),
-            Change("DELETE FROM session_states WHERE key = ?", (queue,)),
-        ]
+        changes += delete_queue(queue)
     return changes
+
+
+def stored_queues(reader: sqlite3.Connection) -> list[int]:
+    """The queues that have messages, found with one step for each of them, however many messages there are."""
+    queues: list[int] = []
+    key = 0
+    while row := reader.execute("SELECT id FROM messages WHERE id >= ? ORDER BY id LIMIT 1", (key,)).fetchone():
+        queues.append(queue_of(row[0]))
+        key = message_key(queues[-1] + 1, 0)
+    return queues

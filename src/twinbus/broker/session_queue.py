@@ -188,9 +188,15 @@ class SessionQueue(Queue):
     def give_back(self, sequence: int, session: str | None) -> None:
         self._held.discard(sequence)
         entry = self._sessions.get(session or "")
-        if entry is not None and entry.window is not None:
+        if entry is None:
+            # The last receiver of the session went away while this message was being settled.
+            entry = self._sessions[session or ""] = Session(session or "", self._newest)
+        if entry.window is not None:
             entry.window.give_back(sequence)
             self._wake_session(entry)
+        elif entry.receiver is None and not self._closed:
+            self._available[entry.id] = None
+            self._grant_waiting()
 
     # ---- sessions ----
 
@@ -214,7 +220,7 @@ class SessionQueue(Queue):
                 )
                 return
             if session is None:
-                session = self._sessions[session_id] = Session(session_id)
+                session = self._sessions[session_id] = Session(session_id, self._newest)
             self._lock_session(session, receiver)
             granted(session)
             return

@@ -95,7 +95,11 @@ class Store:
         self._loop = asyncio.get_running_loop()
         try:
             self._writer_connection = self._open_writer()
-            self.reader = self._open_reader()
+            try:
+                self.reader = self._open_reader()
+            except BaseException:
+                self._writer_connection.close()
+                raise
         except sqlite3.Error as error:
             self._let_go()
             raise StoreError(f"the database {self.path} cannot be opened: {error}") from error
@@ -270,10 +274,10 @@ class Store:
         connection.execute("BEGIN IMMEDIATE")
         if inserts:
             connection.executemany(INSERT, inserts)
-        for sql, rows in others:
-            connection.executemany(sql, rows)
         if counters:
             connection.executemany(COUNT, [(key, *counts) for key, counts in counters.items()])
+        for sql, rows in others:
+            connection.executemany(sql, rows)
         connection.execute("COMMIT")
 
     # ---- closing ----

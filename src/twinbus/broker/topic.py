@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .errors import BrokerError
 from .message import Arrival, Message
-from .queue import Counters, Done, Environment, Limits, Queue
+from .queue import Counters, Done, Environment, Limits, Queue, Remembered
 from .schema import Change, State
 from .store import StoreError
 
@@ -24,8 +24,10 @@ class Topic(Queue):
             subscription.check(arrivals)
 
     def check_quota(self, size: int) -> None:
-        """The size of a topic is the size of what its subscriptions hold."""
-        held = sum(s.counters.bytes for s in self.subscriptions.values())
+        """The size of a topic is the size of what its subscriptions hold, dead letters included."""
+        queues = [*self.subscriptions.values()]
+        queues += [queue.dead_letter for queue in queues if queue.dead_letter is not None]
+        held = sum(queue.counters.bytes for queue in queues)
         super().check_quota(size + held)
 
     def take(self, arrivals: Sequence[Arrival], done: Done) -> None:
@@ -34,7 +36,7 @@ class Topic(Queue):
         changes: list[Change] = []
         scheduled: list[Message] = []
         copies: list[tuple[Queue, Message]] = []
-        remembered: list[str] = []
+        remembered = Remembered()
         for arrival in arrivals:
             if arrival.is_ping and not self.env.delivers_pings():
                 self.activity.pings += 1
@@ -58,7 +60,8 @@ class Topic(Queue):
                     subscription.arrived(copy)
             done(error)
 
-        self.submit_arrivals(scheduled, changes, remembered, committed)
+        size = sum(copy.size for _, copy in copies)
+        self.submit_arrivals(scheduled, changes, remembered, committed, size)
 
     def activate(self, sequence: int) -> None:
         """A scheduled message is due: each subscription gets its copy."""
@@ -79,9 +82,9 @@ class Topic(Queue):
                 for subscription, copy in copies:
                     subscription.arrived(copy)
             else:
-                self.env.watch_times(message)
+                self.watch_later(message)
 
-        self.env.store.submit(changes, committed)
+        self.env.store.submit(changes, committed, len(copies) * message.size)
 
 
 def _shorter(first: int | None, second: int | None) -> int | None:

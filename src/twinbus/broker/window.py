@@ -87,7 +87,8 @@ class Window:
     def next(self) -> Message | None:
         """Take the next available message out of the window."""
         while True:
-            if not self._ready and self._cursor < self._newest:
+            # A part that is all held brings nothing: what is available may lie behind it.
+            while not self._ready and self._cursor < self._newest:
                 self._load()
             if self._returned and (not self._ready or self._returned[0] < self._ready[0].sequence):
                 sequence = heapq.heappop(self._returned)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import defaultdict, deque
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
@@ -22,10 +24,12 @@ from twinbus.broker.queue import Queue
 
 DELETE = ServiceBusReceiveMode.RECEIVE_AND_DELETE
 LOCK_SECONDS = 30
+LOCK_OVER = LOCK_SECONDS + 2  # seconds after which every lock has run out, with some grace
 PATIENCE = 10.0  # seconds for something that should come at once
 MOMENT = 0.1  # seconds for something that should not come
 # The SDK's tokens are good for an hour of the namespace's clock.
 MAX_AHEAD = 3000
+_Place = TypeVar("_Place", bound="Place")
 _TOPIC_PROPERTIES = frozenset({"requires_duplicate_detection", "duplicate_detection_history_time_window"})
 
 
@@ -46,14 +50,18 @@ class SettableClock:
 class Bus:
     """A running namespace and a client for it, without retries so that a refusal shows at once.
 
-    Links stay open until the end and are closed together: the SDK sleeps half a second over each.
+    The SDK sleeps for half a second over each link that it opens or closes. So links stay open until the end and are
+    closed together, and a few places of each kind are always being opened ahead of the tests that want them.
     """
+
+    SPARE = 12
 
     def __init__(self, config: NamespaceConfig | str = "contoso", data: Path | None = None) -> None:
         self.clock = SettableClock()
         self.namespace = Namespace(config, data=data, clock=self.clock)
         self.client: ServiceBusClient
         self._links: list[ServiceBusSender | ServiceBusReceiver] = []
+        self._spare: dict[type[Place], deque[asyncio.Task[Any]]] = defaultdict(deque)
         self._numbers = itertools.count(1)
 
     async def __aenter__(self) -> Self:
@@ -62,6 +70,7 @@ class Bus:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*itertools.chain(*self._spare.values()))
         await asyncio.gather(*(link.close() for link in self._links))
         await self.client.close()
         await self.namespace.close()
@@ -80,6 +89,14 @@ class Bus:
         self._links += links
         await asyncio.gather(*(link.__aenter__() for link in links))
 
+    async def spare(self, kind: type[_Place]) -> _Place:
+        """A place of this kind with nothing special about it, opened in advance."""
+        spare = self._spare[kind]
+        while len(spare) <= self.SPARE:
+            spare.append(asyncio.create_task(kind.open(self)))
+        place: _Place = await spare.popleft()
+        return place
+
     def broker_queue(self, path: str) -> Queue:
         """The namespace's own object for an address, to look at what no client sees."""
         node = self.namespace.entities.resolve(path)
@@ -89,8 +106,6 @@ class Bus:
 
 class Place:
     """Something to receive from, with a sender and a receiver."""
-
-    kind: ClassVar[str]
 
     def __init__(self, bus: Bus, path: str) -> None:
         self.bus = bus
@@ -109,6 +124,9 @@ class Place:
         place = await cls.create(bus, **properties)
         await place.connect(**(receiver or {}))
         return place
+
+    async def begin(self) -> None:
+        """The test that this place was opened for begins."""
 
     async def connect(self, **options: Any) -> None:
         self.sender, self.receiver = self.new_sender(), self.new_receiver(**options)
@@ -151,13 +169,16 @@ class Place:
         return self.bus.broker_queue(self.path)
 
     @property
+    def entry(self) -> Queue:
+        """What takes in the messages that are sent: the queue, or the topic of a subscription."""
+        return self.queue
+
+    @property
     def dead_letter_queue(self) -> Queue:
         return self.bus.broker_queue(self.path + "/$DeadLetterQueue")
 
 
 class QueuePlace(Place):
-    kind = "queue"
-
     @classmethod
     async def create(cls, bus: Bus, **properties: Any) -> Self:
         path = bus.new_name("queue")
@@ -172,8 +193,6 @@ class QueuePlace(Place):
 
 
 class SubscriptionPlace(Place):
-    kind = "subscription"
-
     @classmethod
     async def create(cls, bus: Bus, **properties: Any) -> Self:
         topic = bus.new_name("topic")
@@ -187,6 +206,10 @@ class SubscriptionPlace(Place):
     def topic(self) -> str:
         return self.path.partition("/")[0]
 
+    @property
+    def entry(self) -> Queue:
+        return self.bus.broker_queue(self.topic)
+
     def new_sender(self) -> ServiceBusSender:
         return self.bus.client.get_topic_sender(self.topic)
 
@@ -194,10 +217,56 @@ class SubscriptionPlace(Place):
         return self.bus.client.get_subscription_receiver(self.topic, "all", **options)
 
 
+class _WithSessions:
+    """Its receiver holds the session "a", which is also the session of what is put without naming one."""
+
+    @classmethod
+    async def create(cls, bus: Bus, **properties: Any) -> Any:
+        return await super().create(bus, requires_session=True, **properties)  # type: ignore[misc]
+
+    async def connect(self, **options: Any) -> None:
+        # Tests let time pass for the whole namespace, also while this place still waits for its own test.
+        self.queue.limits.lock_ms = MAX_AHEAD * 1000  # type: ignore[attr-defined]
+        await super().connect(**options)  # type: ignore[misc]
+
+    async def begin(self) -> None:
+        self.queue.limits.lock_ms = LOCK_SECONDS * 1000  # type: ignore[attr-defined]
+        await self.receiver.session.renew_lock()  # type: ignore[attr-defined]
+
+    def new_receiver(self, **options: Any) -> ServiceBusReceiver:
+        if "sub_queue" not in options:
+            options.setdefault("session_id", "a")
+        return super().new_receiver(**options)  # type: ignore[misc]
+
+    async def put(self, *messages: ServiceBusMessage | str, **properties: Any) -> None:
+        properties.setdefault("session_id", "a")
+        await super().put(*messages, **properties)  # type: ignore[misc]
+
+    async def open_session(self, session_id: Any, **options: Any) -> ServiceBusReceiver:
+        """One more receiver, for a session or NEXT_AVAILABLE_SESSION."""
+        return await self.open_receiver(session_id=session_id, **options)  # type: ignore[attr-defined]
+
+    async def sessions(self, **options: Any) -> list[str]:
+        """The ids of the sessions, as the SDK lists them."""
+        return [session async for session in self._listed(**options)]
+
+    def _listed(self, **options: Any) -> Any:
+        raise NotImplementedError
+
+
+class SessionQueuePlace(_WithSessions, QueuePlace):
+    def _listed(self, **options: Any) -> Any:
+        return self.bus.client.list_queue_sessions(self.path, **options)
+
+
+class SessionSubscriptionPlace(_WithSessions, SubscriptionPlace):
+    def _listed(self, **options: Any) -> Any:
+        return self.bus.client.list_subscription_sessions(self.topic, "all", **options)
+
+
 class DeadLetterPlace(Place):
     """The dead-letter queue of a queue; what is put here is sent to the queue and dead-lettered there."""
 
-    kind = "dead-letter queue"
     of: ClassVar[type[Place]] = QueuePlace
 
     def __init__(self, bus: Bus, above: Place) -> None:
@@ -222,7 +291,6 @@ class DeadLetterPlace(Place):
 
 
 class SubscriptionDeadLetterPlace(DeadLetterPlace):
-    kind = "dead-letter queue of a subscription"
     of = SubscriptionPlace
 
 
@@ -252,6 +320,13 @@ async def peek(receiver: ServiceBusReceiver, start: int = 1) -> list[ServiceBusR
 async def nothing_comes(receiver: ServiceBusReceiver) -> bool:
     """Whether a short receive ends without a message."""
     return not await receiver.receive_messages(max_wait_time=MOMENT)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the namespace work until something holds there."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - the namespace has no event for what only a test wants to know
+            await asyncio.sleep(0.01)
 
 
 def texts(messages: list[ServiceBusReceivedMessage]) -> list[str]:

@@ -24,6 +24,8 @@ async def open_place(bus: Bus, request: pytest.FixtureRequest) -> OpenPlace:
     kind: type[Place] = request.cls.place
 
     async def opened(**options: Any) -> Place:
-        return await kind.open(bus, **options)
+        place: Place = await (kind.open(bus, **options) if options else bus.spare(kind))
+        await place.begin()
+        return place
 
     return opened

@@ -8,6 +8,7 @@ from twinbus.broker.admin.markup import InvalidMarkup
 from twinbus.broker.admin.registry import EntityExists, EntityNotFound
 from twinbus.broker.bounds import InvalidDescription
 from twinbus.broker.security import Unauthorized
+from twinbus.broker.store import StoreError
 
 _CONFLICT = "You're requesting an operation that isn't allowed in the resource's current state."
 
@@ -22,7 +23,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a mistake of the progra
         self.headers = headers or {}
 
 
-Refused = Refusal | Unauthorized | InvalidDescription | InvalidMarkup | EntityExists | EntityNotFound
+Refused = Refusal | Unauthorized | InvalidDescription | InvalidMarkup | EntityExists | EntityNotFound | StoreError
 
 
 def refusal_for(error: Refused) -> Refusal:
@@ -40,3 +41,5 @@ def refusal_for(error: Refused) -> Refusal:
             return Refusal(409, f"SubCode=40900. Conflict. {_CONFLICT} {error}")
         case EntityNotFound():
             return Refusal(404, f"SubCode=40400. Not Found. {error}")
+        case StoreError():
+            return Refusal(500, f"SubCode=50000. {error}.")

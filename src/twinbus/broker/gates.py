@@ -1,0 +1,136 @@
+"""What a fault does to the operations of a link: they are done, done late, answered wrongly, or never done.
+
+Slow and black-holed operations wait in a gate, in the order they came, and only those of their own link wait behind
+them. They are done in the end even if the client has gone away meanwhile, as bytes that were on their way would be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from .faults import ActiveFault, Fault, Kind, Operation, Strike
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+Act = Callable[[Fault | None], None]
+
+MAX_HELD = 1000
+MAX_HELD_BYTES = 1 << 20
+
+_ON_OPEN_LINKS = frozenset({Operation.SEND, Operation.RECEIVE, Operation.SETTLE, Operation.MANAGEMENT})
+
+
+class _Held(NamedTuple):
+    act: Callable[[], None]
+    size: int
+    #: When it may go on; None for what waits until its black hole ends.
+    due: float | None
+    by: ActiveFault | None
+
+    def is_ready(self, now: float) -> bool:
+        if self.due is None:
+            return self.by is None or self.by.ended
+        return now >= self.due or (self.by is not None and self.by.removed)
+
+
+class Gate:
+    """Operations of one kind on one link, on their way through the faults of the namespace."""
+
+    def __init__(self, connection: Connection, operation: Operation) -> None:
+        self._connection = connection
+        self._operation = operation
+        self._held: deque[_Held] = deque()
+        self._bytes = 0
+        self._last_due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        #: Told when nothing is held back any more.
+        self.on_clear: Callable[[], None] = lambda: None
+
+    @property
+    def is_clear(self) -> bool:
+        return not self._held
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is held back that no more should be asked for."""
+        return len(self._held) >= MAX_HELD or self._bytes >= MAX_HELD_BYTES
+
+    def perform(self, path: str, act: Act, size: int = 0, spared: frozenset[Kind] = frozenset()) -> None:
+        """Do `act`, now or late, with the fault that it has to carry out itself, if any."""
+        connection = self._connection
+        strike = connection.namespace.faults.strike(self._operation, path, spared)
+        if strike.by is None:
+            self._pass(lambda: act(None), size, strike)
+            return
+        fault = strike.by.fault
+        if fault.kind is Kind.BLACKHOLE:
+            self._hold(_Held(lambda: act(None), size, None, strike.by))
+        elif fault.kind in (Kind.RESET, Kind.REFUSE) and not fault.after_answer:
+            self._pass(connection.reset, size, strike)
+        else:
+            self._pass(lambda: self._carry_out(fault, path, act), size, strike)
+
+    def _carry_out(self, fault: Fault, path: str, act: Act) -> None:
+        if fault.kind not in (Kind.CLOSE, Kind.EXPIRE):
+            act(fault)
+            return
+        # What is sent on an open link ends with it; a delivery takes its message back first.
+        if self._operation not in _ON_OPEN_LINKS or self._operation is Operation.RECEIVE:
+            act(fault)
+        if fault.kind is Kind.CLOSE:
+            self._connection.close(fault.error())
+        else:
+            self._connection.expire_tokens(path, fault.error())
+
+    def _pass(self, act: Callable[[], None], size: int, strike: Strike) -> None:
+        if not strike.delay and self.is_clear:
+            act()
+            return
+        # Nothing overtakes: what comes after a slow operation is due when that one is, at the earliest.
+        due = self._connection.namespace.loop_time() + strike.delay
+        if self._held:
+            due = max(due, self._last_due)
+        self._hold(_Held(act, size, due, strike.slowed_by))
+
+    def _hold(self, held: _Held) -> None:
+        self._held.append(held)
+        self._bytes += held.size
+        if held.due is not None:
+            self._last_due = held.due
+        self._connection.namespace.outage.gates.add(self)
+        self._set_timer()
+        if self.is_full:
+            self._connection.hold_reading(self)
+
+    def _set_timer(self) -> None:
+        if self._timer is None and self._held and self._held[0].due is not None:
+            self._timer = asyncio.get_running_loop().call_at(self._held[0].due, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.pump()
+
+    def pump(self) -> None:
+        """Do what may go on now."""
+        now = self._connection.namespace.loop_time()
+        while self._held and self._held[0].is_ready(now):
+            held = self._held.popleft()
+            self._bytes -= held.size
+            self._connection.guard(held.act)
+        if not self.is_full:
+            self._connection.release_reading(self)
+        if self._held:
+            self._set_timer()
+        else:
+            self._connection.namespace.outage.gates.discard(self)
+            self.on_clear()
+
+    def close(self) -> None:
+        """The namespace stops: what is held back is never done."""
+        self._held.clear()
+        if self._timer is not None:
+            self._timer.cancel()

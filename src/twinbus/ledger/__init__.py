@@ -1,0 +1,25 @@
+"""The ledger: one row for every broker operation that is billed or that proves something."""
+
+from __future__ import annotations
+
+from .recorder import (
+    MemoryRecorder,
+    NamespaceRole,
+    NullRecorder,
+    Operation,
+    OperationKind,
+    Outcome,
+    Recorder,
+    Stage,
+)
+
+__all__ = [
+    "MemoryRecorder",
+    "NamespaceRole",
+    "NullRecorder",
+    "Operation",
+    "OperationKind",
+    "Outcome",
+    "Recorder",
+    "Stage",
+]

@@ -1,0 +1,162 @@
+"""What a pairing tells about itself while it runs."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+logger = logging.getLogger("twinbus.pairing")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened; `at` is in UTC."""
+
+    at: datetime = field(default_factory=_now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspected(Event):
+    """A failure that counts has started the timer of an entity."""
+
+    entity: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedOver(Event):
+    """Messages for the entity go to the backlog from now on. `error` is the last failure, if any was seen."""
+
+    entity: str
+    error: BaseException | None = None
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PingSent(Event):
+    """The primary entity is being asked whether it is back."""
+
+    entity: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PingFailed(Event):
+    """A ping did not get through. The next one follows in `next_ping_in` seconds."""
+
+    entity: str
+    error: BaseException
+    next_ping_in: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered(Event):
+    """Messages for the entity go to the primary again."""
+
+    entity: str
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogQueueRetired(Event):
+    """A backlog queue has left the rotation."""
+
+    queue: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogQueueRestored(Event):
+    """A backlog queue is back in the rotation after its cool-down."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverted(Event):
+    """Messages for `entity` were accepted by a backlog queue."""
+
+    entity: str
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved(Event):
+    """The syphon has moved messages from a backlog queue to `entity`."""
+
+    entity: str
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulted(Event):
+    """The pairing is out of order for good: every later call raises `PairedClientFaultedError`."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OversizeWarning(Event):
+    """A message to `entity` was sent that would be too large for the backlog. Once per entity."""
+
+    entity: str
+    size: int
+    limit: int
+    overhead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogWarning(Event):
+    """Something about a backlog queue, or about an entity's use of the backlog, that its owner should look at."""
+
+    message: str
+    queue: str | None = None
+    entity: str | None = None
+
+
+Callback = Callable[[Event], None]
+
+
+class EventBus:
+    """Brings events to whoever asked for them, in the thread or task where they happen. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: dict[object, Callback] = {}
+
+    def subscribe(self, callback: Callback) -> Callable[[], None]:
+        """Call `callback` with every event from now on; returns the function that ends it.
+
+        Raises:
+            TypeError: `callback` is not a plain function; nobody would await a coroutine.
+        """
+        if not callable(callback) or inspect.iscoroutinefunction(callback):
+            raise TypeError(f"callback must be a plain function that takes an event, not {callback!r}")
+        subscription = object()
+        with self._lock:
+            self._callbacks[subscription] = callback
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._callbacks.pop(subscription, None)
+
+        return unsubscribe
+
+    def publish(self, event: Event) -> None:
+        """Tell everybody. A callback that raises is logged and changes nothing: sends must go on."""
+        with self._lock:
+            callbacks = list(self._callbacks.values())
+        for callback in callbacks:
+            try:
+                callback(event)
+            except Exception:
+                logger.exception("A callback failed for the event %s", type(event).__name__)

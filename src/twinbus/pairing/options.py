@@ -1,0 +1,169 @@
+"""How a pairing behaves: every option with its default and its bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, get_args, overload
+
+from .naming import check_primary_name, entity_key
+from .policy import FailoverPolicy
+
+Probe = Literal["ping", "link"]
+WhileSuspect = Literal["divert", "raise"]
+TimeToLive = Literal["remaining", "restart"]
+Order = Literal["session"]
+
+MINUTE = 60.0
+#: The longest time between two pings, however often an entity has relapsed.
+MAX_PING_INTERVAL = 30 * MINUTE
+
+
+class Duration:
+    """A field that takes seconds or a `timedelta` within bounds, and holds seconds."""
+
+    def __init__(self, default: float, *, minimum: float, maximum: float = math.inf) -> None:
+        self._default = default
+        self._minimum = minimum
+        self._maximum = maximum
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> float: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> float: ...
+    def __get__(self, instance: object | None, owner: type) -> float:
+        # The class asks for the default, an instance for its value.
+        return self._default if instance is None else instance.__dict__[self._name]
+
+    def __set__(self, instance: object, value: float | timedelta) -> None:
+        seconds = value.total_seconds() if isinstance(value, timedelta) else _number(self._name, value)
+        if not self._minimum <= seconds <= self._maximum or math.isinf(seconds):
+            raise ValueError(f"{self._name} must be {self._bounds()}, not {value!r}")
+        instance.__dict__[self._name] = seconds
+
+    def _bounds(self) -> str:
+        if self._maximum == math.inf:
+            return f"at least {self._minimum:g} s"
+        return f"from {self._minimum:g} s to {self._maximum:g} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyphonOptions:
+    """How the backlog is brought home.
+
+    `poll` is how long one receive waits for a message, `retry_min` and `retry_max` bound the back-off for a destination
+    that fails, a message that its destination refused `poison_tries` times is dead-lettered, `rate` is the most
+    messages a second (None: no limit), and `destinations` the only entities that messages are moved to (None: all).
+
+    Raises:
+        ValueError: a value is out of its bounds; the message names the field, the bound and the value.
+        TypeError: a value is of the wrong type.
+    """
+
+    poll: Duration = Duration(15 * MINUTE, minimum=0.001)
+    retry_min: Duration = Duration(1.0, minimum=0.001)
+    retry_max: Duration = Duration(2 * MINUTE, minimum=0.001)
+    poison_tries: int = 10
+    rate: float | None = None
+    destinations: Collection[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.retry_max < self.retry_min:
+            raise ValueError(
+                f"retry_max must be at least retry_min, which is {self.retry_min:g} s, not {self.retry_max:g}"
+            )
+        _check_count("poison_tries", self.poison_tries)
+        if self.rate is not None and not 0 < _number("rate", self.rate) < math.inf:
+            raise ValueError(f"rate must be above 0 messages a second, or None for no limit, not {self.rate!r}")
+        if self.destinations is not None:
+            object.__setattr__(self, "destinations", _paths(self.destinations))
+
+    def allows(self, destination: str) -> bool:
+        """Whether messages may be moved to this entity."""
+        return self.destinations is None or entity_key(destination) in self.destinations
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendAvailabilityOptions:
+    """How sends stay available. Times are seconds or `timedelta`.
+
+    Beyond what the names say: `while_suspect` is what becomes of a message that failed before the failover, `ttl`
+    whether time in the backlog counts, `order="session"` keeps the order within a session, `policy` decides which
+    failures count. `create_backlog=False` needs no Manage right: the queues exist. `strict` makes a start-up fail if
+    the backlog cannot be checked. `primary_name` is the first part of the backlog queues' paths, where the primary's
+    host has no name. `refuse_oversize` refuses, also while all is well, what would not fit the backlog.
+
+    Raises:
+        ValueError: a value is out of its bounds; the message names the field, the bound and the value.
+        TypeError: a value is of the wrong type.
+    """
+
+    backlog_queue_count: int = 10
+    failover_interval: Duration = Duration(1 * MINUTE, minimum=0.0, maximum=60 * MINUTE)
+    ping_primary_interval: Duration = Duration(1 * MINUTE, minimum=1.0, maximum=MAX_PING_INTERVAL)
+    enable_syphon: bool = False
+    attempt_timeout: Duration = Duration(10.0, minimum=0.1, maximum=2 * MINUTE)
+    backlog_cooldown: Duration = Duration(1 * MINUTE, minimum=1.0)
+    probe: Probe = "ping"
+    while_suspect: WhileSuspect = "divert"
+    ttl: TimeToLive = "remaining"
+    order: Order | None = None
+    policy: FailoverPolicy = field(default_factory=FailoverPolicy.availability)
+    create_backlog: bool = True
+    strict: bool = False
+    primary_name: str | None = None
+    refuse_oversize: bool = False
+    syphon: SyphonOptions = field(default_factory=SyphonOptions)
+
+    def __post_init__(self) -> None:
+        _check_count("backlog_queue_count", self.backlog_queue_count)
+        for name in ("enable_syphon", "create_backlog", "strict", "refuse_oversize"):
+            _check_type(name, getattr(self, name), bool)
+        _check_choice("probe", self.probe, get_args(Probe))
+        _check_choice("while_suspect", self.while_suspect, get_args(WhileSuspect))
+        _check_choice("ttl", self.ttl, get_args(TimeToLive))
+        _check_choice("order", self.order, (None, *get_args(Order)))
+        _check_type("policy", self.policy, FailoverPolicy)
+        _check_type("syphon", self.syphon, SyphonOptions)
+        if self.primary_name is not None:
+            _check_type("primary_name", self.primary_name, str)
+            check_primary_name(self.primary_name)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    return float(value)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value!r}")
+
+
+def _check_type(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def _paths(destinations: Any) -> frozenset[str]:
+    if isinstance(destinations, str) or not isinstance(destinations, Collection):
+        raise TypeError(f"destinations must be a collection of paths, or None for all, not {destinations!r}")
+    for path in destinations:
+        _check_type("each of destinations", path, str)
+    if not destinations or not all(map(entity_key, destinations)):
+        raise ValueError(f"destinations must name at least one path and no empty one, not {destinations!r}")
+    return frozenset(map(entity_key, destinations))

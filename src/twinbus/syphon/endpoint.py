@@ -1,0 +1,91 @@
+"""Where a namespace is: host, port and whether TLS is spoken there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .credentials import Credential, SasKey, SasToken
+
+TLS_PORT = 5671
+PLAIN_PORT = 5672
+MAX_PORT = 65535
+
+_HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]@?#]+)(:(?P<port>\d{1,5}))?")
+_BELOW_AN_ENTITY = ("/$management", "/$deadletterqueue", "/$transfer")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A namespace's address. Without a port it is the usual one.
+
+    Raises `ValueError` for a host that is empty or a port out of bounds.
+    """
+
+    host: str
+    port: int | None = None
+    tls: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.host or _HOST_AND_PORT.fullmatch(self._bracketed) is None:
+            raise ValueError(f"host must be the name or address of a namespace, not {self.host!r}")
+        if self.port is not None and not 1 <= self.port <= MAX_PORT:
+            raise ValueError(f"port must be 1 to {MAX_PORT}, not {self.port}")
+
+    @classmethod
+    def parse(cls, text: str, *, tls: bool = True) -> Endpoint:
+        """Read `host`, `host:port`, or either with `sb://` before it; raises `ValueError`."""
+        authority = re.sub(r"^(sb|amqps?)://", "", text.strip(), flags=re.IGNORECASE).rstrip("/")
+        match = _HOST_AND_PORT.fullmatch(authority)
+        if match is None:
+            raise ValueError(f"an endpoint is sb://host or sb://host:port, not {text!r}")
+        port = match["port"]
+        return cls(match["host"].strip("[]").lower(), None if port is None else int(port), tls)
+
+    @property
+    def dialled_port(self) -> int:
+        if self.port is not None:
+            return self.port
+        return TLS_PORT if self.tls else PLAIN_PORT
+
+    @property
+    def _bracketed(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    def audience(self, path: str) -> str:
+        """What a token for an entity is for. Its dead letters and management node need no token of their own."""
+        lower = path.lower()
+        for suffix in _BELOW_AN_ENTITY:
+            at = lower.find(suffix)
+            if at >= 0:
+                path, lower = path[:at], lower[:at]
+        authority = self._bracketed if self.port is None else f"{self._bracketed}:{self.port}"
+        return f"sb://{authority}/{path}"
+
+    def __str__(self) -> str:
+        return f"{self._bracketed}:{self.dialled_port}"
+
+
+def from_connection_string(text: str) -> tuple[Endpoint, Credential]:
+    """The endpoint and the credential of a connection string.
+
+    Raises:
+        ValueError: a part is missing or malformed. The message never holds a key or a token.
+    """
+    parts: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, separator, value = part.partition("=")
+        if not separator or name.lower() in parts:
+            raise ValueError("a connection string is name=value parts, each once, with semicolons between")
+        parts[name.lower()] = value
+    if not parts.get("endpoint"):
+        raise ValueError("Endpoint is missing from the connection string")
+    # The SDK compares the value letter by letter: "True" means TLS.
+    endpoint = Endpoint.parse(parts["endpoint"], tls=parts.get("usedevelopmentemulator") != "true")
+    signature = parts.get("sharedaccesssignature")
+    if signature:
+        return endpoint, SasToken(signature)
+    for name in ("SharedAccessKeyName", "SharedAccessKey"):
+        if not parts.get(name.lower()):
+            raise ValueError(f"{name} is missing from the connection string")
+    return endpoint, SasKey(parts["sharedaccesskeyname"], parts["sharedaccesskey"])

@@ -1,0 +1,349 @@
+"""The bytes of one connection: protocol headers, login, frames in and out, and whether the peer is still there.
+
+Bytes leave coalesced, once per turn of the event loop. Frames go to the session they belong to. Whatever goes wrong
+ends in one place, `fail`, and everything that waits for the connection learns why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import twinbus
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.frames import (
+    AMQP_HEADER,
+    EMPTY_FRAME,
+    MIN_MAX_FRAME_SIZE,
+    SASL_HEADER,
+    TYPE_AMQP,
+    TYPE_SASL,
+    FramingError,
+    frame,
+    split_frames,
+)
+from twinbus.amqp.performatives import decode_performative
+from twinbus.amqp.types import DecodeError, Symbol
+
+from .errors import AmqpError, AuthenticationFailed, ConnectionLost
+
+if TYPE_CHECKING:
+    from .session import Session
+
+logger = logging.getLogger("twinbus.syphon.wire")
+
+MAX_FRAME_SIZE = 65536
+CHANNEL_MAX = 4999
+WRITE_HIGH_WATER = 1 << 20
+# As soon as this many frames are waiting they are written, so that the peer works while we go on encoding.
+FRAMES_A_WRITE = 128
+# In the order we like them. A token decides what we may do, so nothing is proved here.
+MECHANISMS = ("ANONYMOUS", "MSSBCBS")
+CLOSED_HERE = "the connection was closed here"
+MIN_TICK, MAX_TICK = 0.01, 1.0
+
+
+class Wire(asyncio.Protocol):
+    """Our end of a connection."""
+
+    def __init__(self, hostname: str, silence: float, on_lost: Callable[[AmqpError], None]) -> None:
+        """`silence` is how many seconds the peer may say nothing at all."""
+        self._loop = asyncio.get_running_loop()
+        self._hostname = hostname
+        self._silence = silence
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._out: list[bytes] = []
+        self._flush_scheduled = False
+        self._stage = self._read_header
+        self._logged_in = False
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._keep_alive: float | None = None
+        self._ours: dict[int, Session] = {}
+        self._theirs: dict[int, Session] = {}
+        self.error: AmqpError | None = None
+        self.blocked = False
+        self.max_frame_size = MIN_MAX_FRAME_SIZE
+        self.channel_max = 0
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self.last_read = self.last_write = self._loop.time()
+
+    # ---- asyncio's side ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        self.write(SASL_HEADER)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_read = self._loop.time()
+        self._buffer += data
+        try:
+            while self.error is None and self._stage():
+                pass
+        except FramingError as error:
+            self._violated("amqp:connection:framing-error", str(error))
+        except DecodeError as error:
+            self._violated("amqp:decode-error", str(error))
+        except AmqpError as error:
+            self.fail(error)
+        except Exception as error:
+            # Only a callback of a link's user can raise anything else. Going on would lose track of deliveries.
+            logger.exception("a callback failed on the connection to %s", self._hostname)
+            lost = ConnectionLost(f"ended here, because a callback raised {type(error).__name__}")
+            lost.__cause__ = error
+            self.fail(lost)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.error is None:
+            self.error = ConnectionLost(f"the connection was cut: {exc}" if exc else "the peer ended the connection")
+            self.error.__cause__ = exc
+        self._transport = None
+        self._buffer.clear()
+        self._out.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        sessions = list(self._ours.values())
+        self._ours.clear()
+        self._theirs.clear()
+        for session in sessions:
+            session.lost(self.error)
+        if not self.opened.done():
+            self.opened.set_exception(self.error)
+            self.opened.exception()  # whoever opens may have gone away
+        self.lost.set_result(None)
+        self._on_lost(self.error)
+
+    def pause_writing(self) -> None:
+        self.blocked = True
+
+    def resume_writing(self) -> None:
+        self.blocked = False
+        for session in list(self._ours.values()):
+            session.wake()
+
+    # ---- ending ----
+
+    def fail(self, error: AmqpError) -> None:
+        """End the connection at once. The first reason is the one that everybody gets."""
+        if self.error is None:
+            self.error = error
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _violated(self, condition: str, why: str) -> None:
+        """The peer broke the protocol: tell it, as far as it still listens."""
+        if self.opened.done() and self.error is None:
+            self.write(frame(0, amqp.Close(amqp.Error(condition, why, {}))))
+            self._flush()
+        self.fail(ConnectionLost(f"the peer broke the protocol: {why}", condition))
+
+    async def close(self, seconds: float) -> None:
+        """Say goodbye and wait for the answer, at most so long; nothing is left afterwards."""
+        try:
+            if self.error is None and self.opened.done() and self._transport is not None:
+                if not self._closing:
+                    self._closing = True
+                    self.write(frame(0, amqp.Close()))
+                    self._flush()
+                await asyncio.wait([self.lost], timeout=seconds)
+        finally:
+            self.fail(ConnectionLost(CLOSED_HERE))
+        if self._transport is not None:
+            await asyncio.wait([self.lost])
+
+    # ---- reading ----
+
+    def _read_header(self) -> bool:
+        if len(self._buffer) < 8:
+            return False
+        header = bytes(self._buffer[:8])
+        del self._buffer[:8]
+        if header != (AMQP_HEADER if self._logged_in else SASL_HEADER):
+            raise ConnectionLost(f"the peer does not speak AMQP 1.0 here: it began with {header!r}")
+        if self._logged_in:
+            self.write(frame(0, self._open_frame()))
+            self._stage = self._read_frames
+        else:
+            self._stage = self._read_login
+        return True
+
+    def _read_login(self) -> bool:
+        for frame_type, _, body in split_frames(self._buffer, MAX_FRAME_SIZE):
+            if frame_type != TYPE_SASL:
+                raise FramingError("a SASL frame was expected")
+            performative, _ = decode_performative(body, 0)
+            if type(performative) is amqp.SaslMechanisms:
+                offered = performative.sasl_server_mechanisms
+                offered = [offered] if isinstance(offered, str) else offered
+                chosen = next((one for one in MECHANISMS if one in offered), None)
+                if chosen is None:
+                    raise AuthenticationFailed(f"the peer offers none of {', '.join(MECHANISMS)} to log in with")
+                init = amqp.SaslInit(chosen, chosen.encode() if chosen == "ANONYMOUS" else None, self._hostname)
+                self.write(frame(0, init, frame_type=TYPE_SASL))
+            elif type(performative) is amqp.SaslOutcome:
+                if performative.code != 0:
+                    raise AuthenticationFailed(f"the peer refused the login with code {performative.code}")
+                self._logged_in = True
+                self.write(AMQP_HEADER)
+                self._stage = self._read_header
+                return True
+            else:
+                raise FramingError(f"a {type(performative).__name__} was not expected while logging in")
+        return False
+
+    def _open_frame(self) -> amqp.Open:
+        return amqp.Open(
+            container_id=f"twinbus-{uuid.uuid4()}",
+            hostname=self._hostname,
+            max_frame_size=MAX_FRAME_SIZE,
+            channel_max=CHANNEL_MAX,
+            # A peer that keeps to this is heard twice before we give it up.
+            idle_time_out=int(self._silence * 500),
+            properties={Symbol("product"): "twinbus", Symbol("version"): twinbus.__version__},
+        )
+
+    def _read_frames(self) -> bool:
+        theirs = self._theirs
+        for frame_type, number, body in split_frames(self._buffer, MAX_FRAME_SIZE):
+            if frame_type != TYPE_AMQP:
+                raise FramingError(f"a frame of type {frame_type} is not expected here")
+            if not body:
+                continue
+            performative, pos = decode_performative(body, 0)
+            session = theirs.get(number)
+            if session is not None and type(performative) is amqp.Transfer:
+                session.on_transfer(performative, body[pos:])
+            else:
+                self._handle(number, performative, session)
+            if self.error is not None:
+                return False
+        return False
+
+    def _handle(self, number: int, performative: Any, session: Session | None) -> None:
+        kind = type(performative)
+        if kind is amqp.Open:
+            self._on_open(performative)
+        elif kind is amqp.Close:
+            self._on_close(performative)
+        elif kind is amqp.Begin:
+            ours = self._ours.get(performative.remote_channel)
+            if ours is None or number in self._theirs:
+                self._violated("amqp:not-allowed", "a session began that nobody asked for")
+                return
+            self._theirs[number] = ours
+            ours.on_begin(performative)
+        elif session is None:
+            return  # frames on an ended session are late, not wrong
+        elif kind is amqp.End:
+            del self._theirs[number]
+            session.on_end(performative)
+        else:
+            session.handle(performative)
+
+    def _on_open(self, opened: amqp.Open) -> None:
+        size = opened.max_frame_size if opened.max_frame_size is not None else MAX_FRAME_SIZE
+        if self.opened.done() or size < MIN_MAX_FRAME_SIZE:
+            self._violated("amqp:invalid-field", "a second open, or one with a frame size below the least")
+            return
+        self.max_frame_size = min(size, MAX_FRAME_SIZE)
+        self.channel_max = min(CHANNEL_MAX, 65535 if opened.channel_max is None else opened.channel_max)
+        if opened.idle_time_out:
+            self._keep_alive = opened.idle_time_out / 2000
+        if not self.opened.done():
+            self.opened.set_result(None)
+        self._tick()
+
+    def _on_close(self, close: amqp.Close) -> None:
+        if self._closing:
+            self.error = ConnectionLost(CLOSED_HERE)
+        else:
+            self.write(frame(0, amqp.Close()))
+            self._flush()
+            error = close.error or amqp.Error("", "the peer closed the connection")
+            self.error = ConnectionLost(error.description or "", error.condition, error.info)
+        if self._transport is not None:
+            self._transport.close()
+            # A peer that does not read would hold up the goodbye for ever.
+            self._set_timer(MAX_TICK, self.fail, self.error)
+
+    # ---- sessions ----
+
+    def add_session(self, make: Callable[[int], Session]) -> Session:
+        """A new session on a free channel; raises `NoRoom` or the connection's own error."""
+        self.check()
+        number = next((one for one in range(self.channel_max + 1) if one not in self._ours), None)
+        if number is None:
+            raise AmqpError(f"the peer takes no more than {self.channel_max + 1} sessions", "amqp:not-allowed")
+        session = self._ours[number] = make(number)
+        return session
+
+    def forget_session(self, number: int) -> None:
+        self._ours.pop(number, None)
+
+    # ---- writing ----
+
+    def check(self) -> None:
+        """Raise the reason if the connection has ended."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        if self._closing:
+            raise ConnectionLost(CLOSED_HERE)
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes; they leave together at the end of this turn of the event loop."""
+        out = self._out
+        out.append(data)
+        if len(out) >= FRAMES_A_WRITE:
+            self._write_out()
+        elif not self._flush_scheduled:
+            self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Have what the sessions collected written at the end of this turn."""
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        for session in self._ours.values():
+            session.write_collected()
+        self._flush_scheduled = False
+        self._write_out()
+
+    def _write_out(self) -> None:
+        if self._out and self._transport is not None:
+            self.last_write = self._loop.time()
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    # ---- time ----
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        if now - self.last_read > self._silence:
+            self.fail(ConnectionLost(f"the peer said nothing for {self._silence:g} seconds"))
+            return
+        if self._keep_alive is not None and now - self.last_write >= self._keep_alive:
+            self.write(EMPTY_FRAME)
+        for session in list(self._ours.values()):
+            session.tick(now)
+        waits = [MAX_TICK, self._silence / 4, *(session.patience / 4 for session in self._ours.values())]
+        if self._keep_alive is not None:
+            # Half an interval early is fine, late is not.
+            waits.append(self._keep_alive / 4)
+        self._set_timer(max(MIN_TICK, min(waits)), self._tick)
+
+    def _set_timer(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, call, *args)
