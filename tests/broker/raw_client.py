@@ -49,6 +49,13 @@ class Gone(Exception):  # noqa: N818 - an event that tests expect
 Outcome = Callable[[Refused | Gone | None], None]
 
 
+class Answer(NamedTuple):
+    """What a request node answered: application properties and the value of the body."""
+
+    properties: dict[str, Any]
+    body: Any
+
+
 class Delivery(NamedTuple):
     """A message as it arrived."""
 
@@ -270,19 +277,33 @@ class RawClient(asyncio.Protocol):
         token = sign(audience, self._address.policy_name, self._address.key, time.time() + 3600)
         properties = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience}
         answer = await self.request("$cbs", properties, token)
-        status = answer["status-code"]
+        status = answer.properties["status-code"]
         if status not in (200, 202):
-            raise Refused(amqp.Error("put-token", f"{status} {answer.get('status-description')}"))
+            raise Refused(amqp.Error("put-token", f"{status} {answer.properties.get('status-description')}"))
 
-    async def request(self, node: str, properties: dict[str, Any], body: Any) -> dict[str, Any]:
-        """Ask `$cbs` or an entity's `$management`; the application properties of the answer."""
+    async def manage(self, entity: str, operation: str, body: dict[str, Any], link: RawLink | None = None) -> Any:
+        """Ask an entity's `$management`; the body of the answer. Raises `Refused`."""
+        properties = {"operation": f"com.microsoft:{operation}"}
+        if link is not None:
+            properties["associated-link-name"] = link.name
+        answer = await self.request(f"{entity}/$management", properties, body)
+        status = answer.properties["statusCode"]
+        if status not in (200, 202, 204):
+            condition = str(answer.properties.get("errorCondition", status))
+            raise Refused(amqp.Error(condition, answer.properties.get("statusDescription")))
+        return answer.body
+
+    async def request(self, node: str, properties: dict[str, Any], body: Any) -> Answer:
+        """Ask `$cbs` or an entity's `$management`, and wait for the answer."""
         reply_to = f"reply-{uuid.uuid4().hex}"
-        answered: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        answered: asyncio.Future[Answer] = self._loop.create_future()
 
         def on_message(delivery: Delivery) -> None:
-            section = sections.split_sections(delivery.payload).application_properties
+            parts = sections.split_sections(delivery.payload)
+            entries = sections.map_entries(parts.application_properties)
+            values = {key: sections.entry_value(raw) for key, raw in entries}
             if not answered.done():
-                answered.set_result({key: sections.entry_value(raw) for key, raw in sections.map_entries(section)})
+                answered.set_result(Answer(values, sections.section_value(parts.body)))
 
         receiver = await self._receiver(node, on_message, target=reply_to)
         receiver.grant(1)

@@ -56,10 +56,11 @@ class _Entity:
 
     @property
     def counts(self) -> Counts:
+        """Deferred messages count as active ones, as on the service."""
         counters, dead = self.queue.counters, self.queue.dead_letter
         return Counts(
-            active=counters.active,
-            dead_letter=dead.counters.active if dead else 0,
+            active=counters.active + counters.deferred,
+            dead_letter=dead.counters.active + dead.counters.deferred if dead else 0,
             scheduled=counters.scheduled,
         )
 

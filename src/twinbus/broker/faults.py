@@ -53,7 +53,8 @@ _CONNECT = frozenset({Operation.CONNECT})
 _EVERYWHERE = frozenset(Operation)
 _ON_LINKS = frozenset({Operation.ATTACH, Operation.SEND, Operation.RECEIVE, Operation.SETTLE, Operation.MANAGEMENT})
 _REFUSABLE = frozenset({Operation.TOKEN, Operation.ATTACH, Operation.SEND, Operation.SETTLE, Operation.MANAGEMENT})
-_WHERE: dict[Kind, frozenset[Operation]] = {
+#: The operations that each kind of fault can strike.
+CAN_STRIKE: dict[Kind, frozenset[Operation]] = {
     Kind.REFUSE: frozenset({Operation.CONNECT, Operation.ATTACH}),
     Kind.RESET: _EVERYWHERE,
     Kind.BLACKHOLE: _EVERYWHERE,
@@ -154,7 +155,7 @@ class Fault:
         self._check_operations()
 
     def _check_operations(self) -> None:
-        allowed = _WHERE[self.kind] if self.entity is None else _WHERE[self.kind] - _CONNECT
+        allowed = CAN_STRIKE[self.kind] if self.entity is None else CAN_STRIKE[self.kind] - _CONNECT
         if wrong := self.on - allowed:
             where = "a whole namespace" if self.entity is None else "an entity"
             given, known = ", ".join(sorted(wrong)), ", ".join(sorted(allowed))
@@ -166,8 +167,8 @@ class Fault:
         if self.on:
             return self.on
         if self.entity is not None:
-            return _DEFAULT_WHERE.get(self.kind, _WHERE[self.kind]) - _CONNECT
-        return _CONNECT if self.kind is Kind.REFUSE else _DEFAULT_WHERE.get(self.kind, _WHERE[self.kind])
+            return _DEFAULT_WHERE.get(self.kind, CAN_STRIKE[self.kind]) - _CONNECT
+        return _CONNECT if self.kind is Kind.REFUSE else _DEFAULT_WHERE.get(self.kind, CAN_STRIKE[self.kind])
 
     @property
     def is_steady(self) -> bool:

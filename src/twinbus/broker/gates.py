@@ -1,7 +1,8 @@
 """What a fault does to the operations of a link: they are done, done late, answered wrongly, or never done.
 
-Slow and black-holed operations wait in a gate, in the order they came, and only those of their own link wait behind
-them. They are done in the end even if the client has gone away meanwhile, as bytes that were on their way would be.
+Slow operations wait in a gate, in the order they came, and only those of their own link wait behind them. What a
+black hole swallows waits apart from them until the fault ends. All are done in the end even if the client has gone
+away meanwhile, as bytes that were on their way would be.
 """
 
 from __future__ import annotations
@@ -27,14 +28,8 @@ _ON_OPEN_LINKS = frozenset({Operation.SEND, Operation.RECEIVE, Operation.SETTLE,
 class _Held(NamedTuple):
     act: Callable[[], None]
     size: int
-    #: When it may go on; None for what waits until its black hole ends.
-    due: float | None
     by: ActiveFault | None
-
-    def is_ready(self, now: float) -> bool:
-        if self.due is None:
-            return self.by is None or self.by.ended
-        return now >= self.due or (self.by is not None and self.by.removed)
+    due: float = 0.0
 
 
 class Gate:
@@ -43,21 +38,22 @@ class Gate:
     def __init__(self, connection: Connection, operation: Operation) -> None:
         self._connection = connection
         self._operation = operation
-        self._held: deque[_Held] = deque()
+        self._slow: deque[_Held] = deque()
+        self._swallowed: list[_Held] = []
         self._bytes = 0
-        self._last_due = 0.0
         self._timer: asyncio.TimerHandle | None = None
         #: Told when nothing is held back any more.
         self.on_clear: Callable[[], None] = lambda: None
 
     @property
     def is_clear(self) -> bool:
-        return not self._held
+        """Whether an operation need not wait for others."""
+        return not self._slow
 
     @property
     def is_full(self) -> bool:
         """Whether so much is held back that no more should be asked for."""
-        return len(self._held) >= MAX_HELD or self._bytes >= MAX_HELD_BYTES
+        return len(self._slow) + len(self._swallowed) >= MAX_HELD or self._bytes >= MAX_HELD_BYTES
 
     def perform(self, path: str, act: Act, size: int = 0, spared: frozenset[Kind] = frozenset()) -> None:
         """Do `act`, now or late, with the fault that it has to carry out itself, if any."""
@@ -68,7 +64,7 @@ class Gate:
             return
         fault = strike.by.fault
         if fault.kind is Kind.BLACKHOLE:
-            self._hold(_Held(lambda: act(None), size, None, strike.by))
+            self._hold(self._swallowed, _Held(lambda: act(None), size, strike.by))
         elif fault.kind in (Kind.RESET, Kind.REFUSE) and not fault.after_answer:
             self._pass(connection.reset, size, strike)
         else:
@@ -92,23 +88,21 @@ class Gate:
             return
         # Nothing overtakes: what comes after a slow operation is due when that one is, at the earliest.
         due = self._connection.namespace.loop_time() + strike.delay
-        if self._held:
-            due = max(due, self._last_due)
-        self._hold(_Held(act, size, due, strike.slowed_by))
+        if self._slow:
+            due = max(due, self._slow[-1].due)
+        self._hold(self._slow, _Held(act, size, strike.slowed_by, due))
 
-    def _hold(self, held: _Held) -> None:
-        self._held.append(held)
+    def _hold(self, where: deque[_Held] | list[_Held], held: _Held) -> None:
+        where.append(held)
         self._bytes += held.size
-        if held.due is not None:
-            self._last_due = held.due
         self._connection.namespace.outage.gates.add(self)
         self._set_timer()
         if self.is_full:
             self._connection.hold_reading(self)
 
     def _set_timer(self) -> None:
-        if self._timer is None and self._held and self._held[0].due is not None:
-            self._timer = asyncio.get_running_loop().call_at(self._held[0].due, self._on_time)
+        if self._timer is None and self._slow:
+            self._timer = asyncio.get_running_loop().call_at(self._slow[0].due, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
@@ -116,21 +110,31 @@ class Gate:
 
     def pump(self) -> None:
         """Do what may go on now."""
+        for held in [one for one in self._swallowed if one.by is not None and one.by.ended]:
+            self._swallowed.remove(held)
+            self._do(held)
         now = self._connection.namespace.loop_time()
-        while self._held and self._held[0].is_ready(now):
-            held = self._held.popleft()
-            self._bytes -= held.size
-            self._connection.guard(held.act)
+        while self._slow and (now >= self._slow[0].due or _let_go(self._slow[0])):
+            self._do(self._slow.popleft())
         if not self.is_full:
             self._connection.release_reading(self)
-        if self._held:
-            self._set_timer()
-        else:
+        self._set_timer()
+        if not self._slow and not self._swallowed:
             self._connection.namespace.outage.gates.discard(self)
             self.on_clear()
 
+    def _do(self, held: _Held) -> None:
+        self._bytes -= held.size
+        self._connection.guard(held.act)
+
     def close(self) -> None:
         """The namespace stops: what is held back is never done."""
-        self._held.clear()
+        self._slow.clear()
+        self._swallowed.clear()
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _let_go(held: _Held) -> bool:
+    """Whether a slow operation need not wait any more: its fault was removed by hand."""
+    return held.by is not None and held.by.removed

@@ -79,8 +79,8 @@ class ScheduledInBacklogError(TwinbusError):
     def __init__(self, entity: str, sequence_numbers: Sequence[int]) -> None:
         numbers = ", ".join(map(str, sequence_numbers))
         super().__init__(
-            f"Cannot cancel {numbers} of '{entity}': negative numbers stand for messages that were scheduled through the"
-            " backlog while the entity was failed over. Nothing was cancelled; leave those numbers out."
+            f"Cannot cancel {numbers} of '{entity}': negative numbers stand for messages that were scheduled through"
+            " the backlog while the entity was failed over. Nothing was cancelled; leave those numbers out."
         )
         self.entity = entity
         self.sequence_numbers = tuple(sequence_numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 #: Between the primary's name and the index in the path of a backlog queue.
 BACKLOG_MARK = "x-servicebus-transfer"
@@ -16,7 +16,8 @@ _PRIMARY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _BACKLOG_PATH = re.compile(rf"([^/]+)/{BACKLOG_MARK}/(0|[1-9][0-9]*)", re.IGNORECASE)
 
 
-class BacklogPath(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BacklogPath:
     """What the path of a backlog queue says."""
 
     primary_name: str

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, get_args, overload
 
+from .failover import MAX_PING_INTERVAL
 from .naming import check_primary_name, entity_key
 from .policy import FailoverPolicy
 
@@ -17,8 +18,9 @@ TimeToLive = Literal["remaining", "restart"]
 Order = Literal["session"]
 
 MINUTE = 60.0
-#: The longest time between two pings, however often an entity has relapsed.
-MAX_PING_INTERVAL = 30 * MINUTE
+
+
+_MAX_NUMBER = 1e300
 
 
 class Duration:
@@ -139,7 +141,8 @@ class SendAvailabilityOptions:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {value!r}")
-    return float(value)
+    # An int may be too large for a float.
+    return float(value) if abs(value) < _MAX_NUMBER else math.inf
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -82,7 +82,7 @@ class SasToken:
     """A ready shared access signature. `source` is asked again each time, so that it can be replaced."""
 
     def __init__(self, source: str | Callable[[], str]) -> None:
-        self._source = (lambda: source) if isinstance(source, str) else source
+        self._source = source
         if isinstance(source, str):
             _expiry_of(source)
 
@@ -90,7 +90,7 @@ class SasToken:
         return "SasToken()"
 
     async def token(self, audience: str) -> Token:
-        text = self._source()
+        text = self._source if isinstance(self._source, str) else self._source()
         return Token(text, SAS_TYPE, _expiry_of(text))
 
 

@@ -19,3 +19,15 @@ async def within(seconds: float, what: str) -> AsyncIterator[None]:
         if not scope.expired():
             raise  # somebody else's
         raise TimedOut(f"{what} within {seconds:g} seconds") from None
+
+
+class Deadline:
+    """So many seconds for several steps together."""
+
+    def __init__(self, seconds: float) -> None:
+        self._time = asyncio.get_running_loop().time
+        self._at = self._time() + seconds
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self._at - self._time())

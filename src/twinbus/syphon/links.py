@@ -50,7 +50,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._detach_sent = False
-        self._detached = asyncio.Event()
+        self._detached: asyncio.Future[None] = self._loop.create_future()
         self.attached: asyncio.Future[None] = self._loop.create_future()
         self.handle = session.next_handle()
         self.name = name
@@ -131,7 +131,7 @@ class Link:
         self.last_activity = self._wire.last_read
 
     def on_detach(self, detach: amqp.Detach) -> None:
-        self._detached.set()
+        self._detached.set_result(None)
         self._write_detach(None)
         self._session.remove(self)
         error = detach.error or amqp.Error("", f"the peer detached the link to '{self.path}'")
@@ -178,7 +178,6 @@ class Link:
         """Detach and wait until the peer has confirmed, at most so long. What is pending gets `LinkDetached`."""
         if self.error is None:
             self.give_up(LinkDetached(f"the link to '{self.path}' was closed here"))
-        if self._wire.error is None and not self._detached.is_set():
-            waiting = asyncio.ensure_future(self._detached.wait())
-            await asyncio.wait([waiting, self._wire.lost], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
+        if self._wire.error is None:
+            waiting = [self._detached, self._wire.lost]
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

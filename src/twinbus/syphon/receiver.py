@@ -11,7 +11,7 @@ from twinbus.amqp import performatives as amqp
 from twinbus.amqp.types import Symbol
 
 from .deadlines import within
-from .errors import LinkDetached
+from .errors import LinkDetached, TimedOut
 from .links import Link, OnEnd, outcome_future
 from .session import DEAD_LETTER, MASK, OnOutcome, Session
 
@@ -115,8 +115,12 @@ class Receiver(Link):
         if self._drained is None:
             self._drained = self._loop.create_future()
             self._session.credit_changed(self)
-        async with within(seconds, f"'{self.path}' did not give the credit back"):
-            await asyncio.wait([self._drained])
+        try:
+            async with within(seconds, f"'{self.path}' did not give the credit back"):
+                await asyncio.wait([self._drained])
+        except TimedOut:
+            self._drained = None
+            raise
         self.check()
 
     def write_flow(self) -> None:
@@ -129,8 +133,8 @@ class Receiver(Link):
 
     def on_flow(self, flow: amqp.Flow) -> None:
         self.last_activity = self._wire.last_read
-        if flow.delivery_count is not None and self._drained is not None:
-            # The peer counts unused credit as if it had been used.
+        # A peer that gives credit back counts it as if it had been used. A delivery under way is counted later.
+        if flow.delivery_count is not None and self._first is None:
             skipped = (flow.delivery_count - self._delivery_count) & MASK
             if skipped <= self.credit:
                 self._delivery_count = flow.delivery_count

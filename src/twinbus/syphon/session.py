@@ -87,7 +87,7 @@ class Session:
         self._settling: dict[int, Pending] = {}
         self._accepting: list[int] = []
         self._credit_changed: dict[Link, None] = {}
-        self._ended = False
+        self.ended = False
 
     def begin(self) -> None:
         begin = amqp.Begin(None, self._next_outgoing_id, INCOMING_WINDOW, OUTGOING_WINDOW, HANDLE_MAX)
@@ -291,7 +291,7 @@ class Session:
 
     def free_handles(self) -> int:
         """How many links can still be attached."""
-        return 0 if self._ended else self._handle_max + 1 - len(self._ours)
+        return 0 if self.ended else self._handle_max + 1 - len(self._ours)
 
     def next_handle(self) -> int:
         return next(one for one in range(self._handle_max + 1) if one not in self._ours)
@@ -320,7 +320,7 @@ class Session:
     def on_end(self, end: amqp.End) -> None:
         """The peer ended the session, with everything in it, or confirms that we did."""
         self.wire.forget_session(self.channel)
-        if self._ended:
+        if self.ended:
             return
         error = end.error or amqp.Error("", "the peer ended the session")
         self.wire.write(frame(self.channel, amqp.End()))
@@ -328,13 +328,13 @@ class Session:
 
     def end(self, error: LinkDetached) -> None:
         """End the session from our side."""
-        if not self._ended:
+        if not self.ended:
             self.wire.write(frame(self.channel, amqp.End(amqp.Error(error.condition, error.description, {}))))
             self.lost(error)
 
     def lost(self, error: AmqpError) -> None:
         """Everything in the session is gone."""
-        self._ended = True
+        self.ended = True
         if not self.begun.done():
             self.begun.set_exception(error)
             self.begun.exception()  # whoever began it may have gone away

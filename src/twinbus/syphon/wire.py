@@ -140,6 +140,12 @@ class Wire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    async def end(self, error: AmqpError) -> None:
+        """End the connection at once, and return when nothing of it is left."""
+        self.fail(error)
+        if self._transport is not None:
+            await asyncio.wait([self.lost])
+
     def _violated(self, condition: str, why: str) -> None:
         """The peer broke the protocol: tell it, as far as it still listens."""
         if self.opened.done() and self.error is None:
@@ -157,9 +163,7 @@ class Wire(asyncio.Protocol):
                     self._flush()
                 await asyncio.wait([self.lost], timeout=seconds)
         finally:
-            self.fail(ConnectionLost(CLOSED_HERE))
-        if self._transport is not None:
-            await asyncio.wait([self.lost])
+            await self.end(ConnectionLost(CLOSED_HERE))
 
     # ---- reading ----
 

@@ -47,6 +47,15 @@ class SettableClock:
         return datetime.fromtimestamp(self(), UTC) + timedelta(seconds=seconds)
 
 
+async def let_pass(namespace: Namespace, clock: SettableClock, seconds: float) -> None:
+    """Set the clock forward and wait until the namespace has stored what follows from it."""
+    clock.ahead += seconds
+    assert clock.ahead < MAX_AHEAD, "the SDK's tokens would expire: use shorter times in this module"
+    namespace.clock_was_set()
+    for _ in range(2):  # a message that comes back may have expired, which is stored after that
+        await namespace.store.commit([])
+
+
 class Bus:
     """A running namespace and a client for it, without retries so that a refusal shows at once.
 
@@ -55,13 +64,14 @@ class Bus:
     """
 
     SPARE = 12
+    SPECIAL_SPARE = 2
 
     def __init__(self, config: NamespaceConfig | str = "contoso", data: Path | None = None) -> None:
         self.clock = SettableClock()
         self.namespace = Namespace(config, data=data, clock=self.clock)
         self.client: ServiceBusClient
         self._links: list[ServiceBusSender | ServiceBusReceiver] = []
-        self._spare: dict[type[Place], deque[asyncio.Task[Any]]] = defaultdict(deque)
+        self._spare: dict[tuple[type[Place], str], deque[asyncio.Task[Any]]] = defaultdict(deque)
         self._numbers = itertools.count(1)
 
     async def __aenter__(self) -> Self:
@@ -78,23 +88,22 @@ class Bus:
     def new_name(self, kind: str) -> str:
         return f"{kind}-{next(self._numbers)}"
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass for the namespace."""
-        self.clock.ahead += seconds
-        assert self.clock.ahead < MAX_AHEAD, "the SDK's tokens would expire: use shorter times in this module"
-        self.namespace.clock_was_set()
+    async def advance(self, seconds: float) -> None:
+        """Let time pass for the namespace, and let it do what was to be done by then."""
+        await let_pass(self.namespace, self.clock, seconds)
 
     async def open(self, *links: Any) -> None:
         """Open links, all at the same time."""
         self._links += links
         await asyncio.gather(*(link.__aenter__() for link in links))
 
-    async def spare(self, kind: type[_Place]) -> _Place:
-        """A place of this kind with nothing special about it, opened in advance."""
-        spare = self._spare[kind]
-        while len(spare) <= self.SPARE:
-            spare.append(asyncio.create_task(kind.open(self)))
+    async def spare(self, kind: type[_Place], **options: Any) -> _Place:
+        """A place of this kind, opened in advance."""
+        spare = self._spare[kind, repr(sorted(options.items()))]
+        while len(spare) <= (self.SPECIAL_SPARE if options else self.SPARE):
+            spare.append(asyncio.create_task(kind.open(self, **options)))
         place: _Place = await spare.popleft()
+        await place.begin()
         return place
 
     def broker_queue(self, path: str) -> Queue:
@@ -112,6 +121,7 @@ class Place:
         self.path = path
         self.sender: ServiceBusSender
         self.receiver: ServiceBusReceiver
+        self.dead_letters: ServiceBusReceiver
 
     @classmethod
     async def create(cls, bus: Bus, **properties: Any) -> Self:
@@ -119,10 +129,16 @@ class Place:
         raise NotImplementedError
 
     @classmethod
-    async def open(cls, bus: Bus, *, receiver: dict[str, Any] | None = None, **properties: Any) -> Self:
-        """Make the entity, and open a sender and a receiver with the given options."""
+    async def open(
+        cls, bus: Bus, *, receiver: dict[str, Any] | None = None, dead_letters: bool = False, **properties: Any
+    ) -> Self:
+        """Make the entity, and open a sender and a receiver with the given options; one of dead letters if wanted."""
         place = await cls.create(bus, **properties)
-        await place.connect(**(receiver or {}))
+        opening = [place.connect(**(receiver or {}))]
+        if dead_letters:
+            place.dead_letters = place.new_receiver(sub_queue="deadletter")
+            opening.append(bus.open(place.dead_letters))
+        await asyncio.gather(*opening)
         return place
 
     async def begin(self) -> None:

@@ -24,8 +24,6 @@ async def open_place(bus: Bus, request: pytest.FixtureRequest) -> OpenPlace:
     kind: type[Place] = request.cls.place
 
     async def opened(**options: Any) -> Place:
-        place: Place = await (kind.open(bus, **options) if options else bus.spare(kind))
-        await place.begin()
-        return place
+        return await bus.spare(kind, **options)
 
     return opened

@@ -72,7 +72,7 @@ class Receiving:
         place = await open_place()
         await place.put("one", "two")
         await place.receiver.complete_message(await place.receive_one())
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         assert await place.peek_texts() == ["two"]
         assert texts(await place.receive()) == ["two"]
 
@@ -102,7 +102,7 @@ class Receiving:
         place = await open_place()
         await place.put("one")
         first = await place.receive_one()
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         again = await place.receive_one()
         assert str(again) == "one"
         assert again.delivery_count == first.delivery_count + 1
@@ -112,10 +112,10 @@ class Receiving:
         place = await open_place()
         await place.put("one")
         message = await place.receive_one()
-        bus.advance(LOCK_SECONDS - 10)
+        await bus.advance(LOCK_SECONDS - 10)
         until = await place.receiver.renew_message_lock(message)
         assert abs(until - bus.clock.in_seconds(LOCK_SECONDS)) < timedelta(seconds=5)
-        bus.advance(LOCK_SECONDS - 10)
+        await bus.advance(LOCK_SECONDS - 10)
         await place.receiver.complete_message(message)
         assert await place.peek() == []
 
@@ -123,7 +123,7 @@ class Receiving:
         place = await open_place()
         await place.put("one")
         message = await place.receive_one()
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         with pytest.raises(MessageLockLostError):
             await place.receiver.renew_message_lock(message)
 
@@ -134,7 +134,7 @@ class Receiving:
         place = await open_place()
         await place.put("one")
         message = await place.receive_one()
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         with pytest.raises(MessageLockLostError):
             await getattr(place.receiver, settle)(message)
         assert str(await place.receive_one()) == "one"
@@ -146,7 +146,7 @@ class Receiving:
         await place.receiver.close()
         other = await place.open_receiver()
         assert await nothing_comes(other)
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         assert texts(await receive(other)) == ["one"]
 
     async def test_two_receivers_share_the_messages(self, open_place: OpenPlace) -> None:
@@ -200,7 +200,7 @@ class Deferring:
         message = await place.receive_one()
         await place.receiver.defer_message(message)
         [deferred] = await place.receiver.receive_deferred_messages(message.sequence_number)
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         with pytest.raises(MessageLockLostError):
             await place.receiver.complete_message(deferred)
         [again] = await place.receiver.receive_deferred_messages(message.sequence_number)
@@ -212,9 +212,9 @@ class Deferring:
         message = await place.receive_one()
         await place.receiver.defer_message(message)
         [deferred] = await place.receiver.receive_deferred_messages(message.sequence_number)
-        bus.advance(LOCK_SECONDS - 10)
+        await bus.advance(LOCK_SECONDS - 10)
         await place.receiver.renew_message_lock(deferred)
-        bus.advance(LOCK_SECONDS - 10)
+        await bus.advance(LOCK_SECONDS - 10)
         await place.receiver.complete_message(deferred)
         assert await place.peek() == []
 
@@ -348,7 +348,7 @@ class Waiting:
         await place.put("one")
         await place.receive_one()
         waiting = asyncio.create_task(place.receiver.receive_messages(max_wait_time=QUARTER_OF_AN_HOUR))
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         async with asyncio.timeout(PATIENCE):
             assert texts(await waiting) == ["one"]
 

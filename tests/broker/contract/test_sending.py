@@ -96,14 +96,14 @@ class Scheduling:
         await place.sender.schedule_messages(ServiceBusMessage("later"), bus.clock.in_seconds(20))
         await place.put("now")
         assert texts(await place.receive()) == ["now"]
-        bus.advance(21)
+        await bus.advance(21)
         assert texts(await place.receive()) == ["later"]
 
     async def test_a_receive_that_waits_gets_a_message_that_becomes_due(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
         await place.sender.schedule_messages(ServiceBusMessage("later"), bus.clock.in_seconds(20))
         waiting = asyncio.create_task(place.receiver.receive_messages(max_wait_time=900))
-        bus.advance(21)
+        await bus.advance(21)
         async with asyncio.timeout(PATIENCE):
             assert texts(await waiting) == ["later"]
 
@@ -111,7 +111,7 @@ class Scheduling:
         place = await open_place()
         due = bus.clock.in_seconds(20)
         await place.sender.schedule_messages(ServiceBusMessage("later"), due)
-        bus.advance(21)
+        await bus.advance(21)
         message = await place.receive_one()
         assert message.scheduled_enqueue_time_utc == due.replace(microsecond=due.microsecond // 1000 * 1000)
         assert message.enqueued_time_utc >= message.scheduled_enqueue_time_utc
@@ -120,7 +120,7 @@ class Scheduling:
         place = await open_place()
         await place.put(ServiceBusMessage("later", scheduled_enqueue_time_utc=bus.clock.in_seconds(20)), "now")
         assert texts(await place.receive()) == ["now"]
-        bus.advance(21)
+        await bus.advance(21)
         assert texts(await place.receive()) == ["later"]
 
     async def test_a_scheduled_time_that_is_over_means_now(self, open_place: OpenPlace, bus: Bus) -> None:
@@ -133,7 +133,7 @@ class Scheduling:
         place = await open_place()
         await place.sender.schedule_messages(ServiceBusMessage("last"), bus.clock.in_seconds(20))
         await place.sender.schedule_messages(ServiceBusMessage("first"), bus.clock.in_seconds(10))
-        bus.advance(21)
+        await bus.advance(21)
         assert texts(await place.receive(2)) == ["first", "last"]
 
     async def test_several_messages_are_scheduled_at_once(self, open_place: OpenPlace, bus: Bus) -> None:
@@ -141,7 +141,7 @@ class Scheduling:
         messages = [ServiceBusMessage("one"), ServiceBusMessage("two")]
         numbers = await place.sender.schedule_messages(messages, bus.clock.in_seconds(20))
         assert len(set(numbers)) == 2
-        bus.advance(21)
+        await bus.advance(21)
         assert texts(await place.receive(2)) == ["one", "two"]
 
     async def test_a_cancelled_message_never_arrives(self, open_place: OpenPlace, bus: Bus) -> None:
@@ -149,7 +149,7 @@ class Scheduling:
         messages = [ServiceBusMessage("one"), ServiceBusMessage("two"), ServiceBusMessage("three")]
         numbers = await place.sender.schedule_messages(messages, bus.clock.in_seconds(20))
         await place.sender.cancel_scheduled_messages(numbers[:2])
-        bus.advance(21)
+        await bus.advance(21)
         assert texts(await place.receive()) == ["three"]
         assert await place.peek_texts() == ["three"]
 
@@ -158,7 +158,7 @@ class Scheduling:
         [cancelled] = await place.sender.schedule_messages(ServiceBusMessage("one"), bus.clock.in_seconds(20))
         await place.sender.cancel_scheduled_messages(cancelled)
         [due] = await place.sender.schedule_messages(ServiceBusMessage("two"), bus.clock.in_seconds(20))
-        bus.advance(21)
+        await bus.advance(21)
         await place.receive()
         for number in (cancelled, due, 1 << 50):
             with pytest.raises(Exception, match="message-not-found"):
@@ -202,7 +202,7 @@ class DetectingDuplicates:
     async def test_after_the_window_the_same_id_is_taken_again(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place(**DETECTS_DUPLICATES)
         await place.put("one", message_id="a")
-        bus.advance(21)
+        await bus.advance(21)
         await place.put("again", message_id="a")
         assert texts(await place.receive(2)) == ["one", "again"]
 
@@ -218,7 +218,7 @@ class DetectingDuplicates:
         await place.put("now", message_id="a")
         await place.put("other", message_id="b")
         await place.sender.schedule_messages(ServiceBusMessage("other later", message_id="b"), bus.clock.in_seconds(10))
-        bus.advance(11)
+        await bus.advance(11)
         assert sorted(texts(await place.receive(2))) == ["later", "other"]
         assert len(await place.peek()) == 2
 
@@ -320,7 +320,7 @@ class TestQueue(Sending, Scheduling, DetectingDuplicates, Limits):
         place = await open_place()
         [number] = await place.sender.schedule_messages(ServiceBusMessage("later"), bus.clock.in_seconds(20))
         await place.put("now")
-        bus.advance(21)
+        await bus.advance(21)
         now, later = await place.receive(2)
         assert number < now.sequence_number < later.sequence_number
 
@@ -358,7 +358,7 @@ class TestTopic(Sending, Scheduling, DetectingDuplicates, Limits):
         place = await open_place()
         second = await self._second(place)
         await place.sender.schedule_messages(ServiceBusMessage("later"), bus.clock.in_seconds(20))
-        bus.advance(21)
+        await bus.advance(21)
         assert texts(await place.receive()) == ["later"]
         assert texts(await receive(second)) == ["later"]
 

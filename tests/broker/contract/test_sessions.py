@@ -74,24 +74,23 @@ class Receiving:
         assert again.delivery_count == message.delivery_count + 1
 
     async def test_a_message_abandoned_too_often_is_dead_lettered(self, open_place: OpenPlace) -> None:
-        place = await open_place(max_delivery_count=2)
+        place = await open_place(dead_letters=True, max_delivery_count=2)
         await place.put("bad", "good")
         for _ in range(2):
             await place.receiver.abandon_message(await place.receive_one())
         assert texts(await place.receive()) == ["good"]
-        [dead] = await receive(await place.open_dead_letters())
+        [dead] = await receive(place.dead_letters)
         assert (str(dead), dead.session_id) == ("bad", "a")
         assert dead.dead_letter_reason == "MaxDeliveryCountExceeded"
 
     async def test_dead_letters_are_received_without_a_session(self, open_place: OpenPlace) -> None:
-        place = await open_place()
+        place = await open_place(dead_letters=True)
         await place.put("bad")
         await place.receiver.dead_letter_message(await place.receive_one(), reason="Unreadable")
-        dead_letters = await place.open_dead_letters()
-        [dead] = await receive(dead_letters)
+        [dead] = await receive(place.dead_letters)
         assert (dead.session_id, dead.dead_letter_reason) == ("a", "Unreadable")
-        await dead_letters.complete_message(dead)
-        assert await peek(dead_letters) == []
+        await place.dead_letters.complete_message(dead)
+        assert await peek(place.dead_letters) == []
 
     async def test_a_deferred_message_is_received_by_the_holder_of_its_session(self, open_place: OpenPlace) -> None:
         place = await open_place()
@@ -138,16 +137,16 @@ class Receiving:
         await place.sender.schedule_messages(ServiceBusMessage("later", session_id="a"), due)
         await place.put("now")
         assert texts(await place.receive()) == ["now"]
-        bus.advance(11)
+        await bus.advance(11)
         assert texts(await place.receive()) == ["later"]
 
     async def test_an_expired_message_does_not_come(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(dead_lettering_on_message_expiration=True)
+        place = await open_place(dead_letters=True, dead_lettering_on_message_expiration=True)
         await place.put("short", time_to_live=timedelta(seconds=10))
         await place.put("long")
-        bus.advance(11)
+        await bus.advance(11)
         assert texts(await place.receive()) == ["long"]
-        assert texts(await receive(await place.open_dead_letters())) == ["short"]
+        assert texts(await receive(place.dead_letters)) == ["short"]
 
 
 class Locking:
@@ -178,15 +177,15 @@ class Locking:
         place = await open_place()
         await place.put("a1")
         message = await place.receive_one()
-        bus.advance(LOCK_SECONDS - 10)
+        await bus.advance(LOCK_SECONDS - 10)
         await place.receiver.session.renew_lock()
-        bus.advance(LOCK_SECONDS - 10)
+        await bus.advance(LOCK_SECONDS - 10)
         await place.receiver.complete_message(message)
         assert await place.peek() == []
 
     async def test_renewing_tells_how_long_the_lock_lasts_now(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
-        bus.advance(LOCK_SECONDS - 10)
+        await bus.advance(LOCK_SECONDS - 10)
         until = await place.receiver.session.renew_lock()
         assert abs(until - bus.clock.in_seconds(LOCK_SECONDS)) < timedelta(seconds=5)
 
@@ -194,7 +193,7 @@ class Locking:
         place = await open_place()
         await place.put("a1")
         message = await place.receive_one()
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         [again] = await receive(await place.open_session("a"))
         assert str(again) == "a1"
         assert again.delivery_count == message.delivery_count + 1
@@ -203,20 +202,20 @@ class Locking:
         place = await open_place()
         await place.put("a1")
         message = await place.receive_one()
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         with pytest.raises(SessionLockLostError):
             await place.receiver.complete_message(message)
         assert place.queue.counters.active == 1
 
     async def test_a_lost_lock_cannot_be_renewed(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         with pytest.raises(SessionLockLostError):
             await place.receiver.session.renew_lock()
 
     async def test_the_state_cannot_be_set_after_the_lock_ran_out(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         with pytest.raises(SessionLockLostError):
             await place.receiver.session.set_state("too late")
         other = await place.open_session("a")
@@ -225,7 +224,7 @@ class Locking:
     async def test_a_receive_that_waits_learns_that_the_lock_ran_out(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
         waiting = asyncio.create_task(place.receiver.receive_messages(max_wait_time=900))
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(SessionLockLostError):
                 await waiting
@@ -266,7 +265,7 @@ class NextAvailable:
         receiver = place.new_receiver(session_id=NEXT_AVAILABLE_SESSION)
         opening = asyncio.create_task(bus.open(receiver))
         await until(lambda: len(place.queue.receivers) == 2)
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         async with asyncio.timeout(PATIENCE):
             await opening
         assert receiver.session.session_id == "a"
@@ -275,7 +274,7 @@ class NextAvailable:
         place = await open_place()
         message = ServiceBusMessage("later", session_id="b")
         await place.sender.schedule_messages(message, bus.clock.in_seconds(10))
-        bus.advance(11)
+        await bus.advance(11)
         receiver = await place.open_session(NEXT_AVAILABLE_SESSION)
         assert texts(await receive(receiver)) == ["later"]
 
@@ -370,7 +369,7 @@ class Listing:
         place = await open_place()
         other = await place.open_session("b")
         await place.receiver.session.set_state("old")
-        bus.advance(10)
+        await bus.advance(10)
         await other.session.set_state("new")
         assert await place.sessions(state_updated_after=bus.clock.in_seconds(-5)) == ["b"]
         assert await place.sessions(state_updated_after=bus.clock.in_seconds(-15)) == ["a", "b"]

@@ -36,7 +36,7 @@ class Expiring:
     async def test_an_expired_message_is_dropped(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
         await place.put(short_lived("short"), "long")
-        bus.advance(11)
+        await bus.advance(11)
         assert texts(await place.receive()) == ["long"]
         assert await place.peek_texts() == ["long"]
         assert place.dead_letter_queue.counters.active == 0
@@ -44,59 +44,61 @@ class Expiring:
     async def test_a_message_is_there_until_it_expires(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
         await place.put(short_lived("short", 20))
-        bus.advance(5)
+        await bus.advance(5)
         message = await place.receive_one()
         assert str(message) == "short"
         assert message.time_to_live == timedelta(seconds=20)
         assert message.expires_at_utc == message.enqueued_time_utc + timedelta(seconds=20)
 
     async def test_an_expired_message_is_dead_lettered_with_a_reason(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(**DEAD_LETTERS)
+        place = await open_place(dead_letters=True, **DEAD_LETTERS)
         await place.put(short_lived("short"))
-        bus.advance(11)
-        [dead] = await receive(await place.open_dead_letters())
+        await bus.advance(11)
+        [dead] = await receive(place.dead_letters)
         assert str(dead) == "short"
         assert dead.dead_letter_reason == "TTLExpiredException"
         assert await place.peek() == []
 
     async def test_a_message_expires_though_nobody_receives(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(**DEAD_LETTERS)
+        place = await open_place(dead_letters=True, **DEAD_LETTERS)
         await place.receiver.close()
         await place.put(short_lived("short"))
-        bus.advance(11)
-        [dead] = await receive(await place.open_dead_letters())
+        await bus.advance(11)
+        [dead] = await receive(place.dead_letters)
         assert str(dead) == "short"
 
     async def test_the_default_of_the_entity_holds_for_messages_without_a_time(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(default_message_time_to_live=10 * TICKS_PER_SECOND, **DEAD_LETTERS)
+        place = await open_place(dead_letters=True, default_message_time_to_live=10 * TICKS_PER_SECOND, **DEAD_LETTERS)
         await place.put("short")
-        bus.advance(11)
-        assert texts(await receive(await place.open_dead_letters())) == ["short"]
+        await bus.advance(11)
+        assert texts(await receive(place.dead_letters)) == ["short"]
 
     async def test_the_default_of_the_entity_wins_over_a_longer_time_of_the_message(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(default_message_time_to_live=10 * TICKS_PER_SECOND, **DEAD_LETTERS)
+        place = await open_place(dead_letters=True, default_message_time_to_live=10 * TICKS_PER_SECOND, **DEAD_LETTERS)
         await place.put(short_lived("short", 1000))
-        bus.advance(11)
-        assert texts(await receive(await place.open_dead_letters())) == ["short"]
+        await bus.advance(11)
+        assert texts(await receive(place.dead_letters)) == ["short"]
 
     async def test_a_shorter_time_of_the_message_wins_over_the_default_of_the_entity(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(default_message_time_to_live=1000 * TICKS_PER_SECOND, **DEAD_LETTERS)
+        place = await open_place(
+            dead_letters=True, default_message_time_to_live=1000 * TICKS_PER_SECOND, **DEAD_LETTERS
+        )
         await place.put(short_lived("short"), "long")
-        bus.advance(11)
-        assert texts(await receive(await place.open_dead_letters())) == ["short"]
+        await bus.advance(11)
+        assert texts(await receive(place.dead_letters)) == ["short"]
         assert await place.peek_texts() == ["long"]
 
     async def test_a_locked_message_can_be_completed_after_its_time(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place(**DEAD_LETTERS)
         await place.put(short_lived("short"))
         message = await place.receive_one()
-        bus.advance(11)
+        await bus.advance(11)
         await place.receiver.complete_message(message)
         assert place.dead_letter_queue.counters.active == 0
         assert place.queue.counters.active == 0
@@ -104,25 +106,25 @@ class Expiring:
     async def test_an_expired_message_that_is_abandoned_does_not_come_again(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(**DEAD_LETTERS)
+        place = await open_place(dead_letters=True, **DEAD_LETTERS)
         await place.put(short_lived("short"))
         message = await place.receive_one()
-        bus.advance(11)
+        await bus.advance(11)
         await place.receiver.abandon_message(message)
-        [dead] = await receive(await place.open_dead_letters())
+        [dead] = await receive(place.dead_letters)
         assert dead.dead_letter_reason == "TTLExpiredException"
         assert await place.peek() == []
 
     async def test_an_expired_message_whose_lock_runs_out_does_not_come_again(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(**DEAD_LETTERS)
+        place = await open_place(dead_letters=True, **DEAD_LETTERS)
         await place.put(short_lived("short"))
         message = await place.receive_one()
-        bus.advance(LOCK_OVER)
+        await bus.advance(LOCK_OVER)
         with pytest.raises(MessageLockLostError):
             await place.receiver.complete_message(message)
-        assert texts(await receive(await place.open_dead_letters())) == ["short"]
+        assert texts(await receive(place.dead_letters)) == ["short"]
         assert await place.peek() == []
 
     async def test_a_deferred_message_is_dropped_when_it_expires(self, open_place: OpenPlace, bus: Bus) -> None:
@@ -130,27 +132,27 @@ class Expiring:
         await place.put(short_lived("short"))
         message = await place.receive_one()
         await place.receiver.defer_message(message)
-        bus.advance(11)
+        await bus.advance(11)
         assert await place.peek() == []
         with pytest.raises(MessageNotFoundError):
             await place.receiver.receive_deferred_messages(message.sequence_number)
 
     async def test_a_deferred_message_is_dead_lettered_when_it_expires(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(**DEAD_LETTERS)
+        place = await open_place(dead_letters=True, **DEAD_LETTERS)
         await place.put(short_lived("short"))
         await place.receiver.defer_message(await place.receive_one())
-        bus.advance(11)
-        [dead] = await receive(await place.open_dead_letters())
+        await bus.advance(11)
+        [dead] = await receive(place.dead_letters)
         assert dead.dead_letter_reason == "TTLExpiredException"
         assert await place.peek() == []
 
     async def test_the_time_of_a_scheduled_message_begins_when_it_is_due(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
         await place.sender.schedule_messages(short_lived("short", 15), bus.clock.in_seconds(20))
-        bus.advance(21)
-        bus.advance(10)
+        await bus.advance(21)
+        await bus.advance(10)
         assert await place.peek_texts() == ["short"]
-        bus.advance(6)
+        await bus.advance(6)
         assert await place.peek() == []
 
     async def test_the_default_of_the_entity_holds_for_scheduled_messages(
@@ -158,23 +160,22 @@ class Expiring:
     ) -> None:
         place = await open_place(default_message_time_to_live=10 * TICKS_PER_SECOND)
         await place.sender.schedule_messages(ServiceBusMessage("short"), bus.clock.in_seconds(20))
-        bus.advance(21)
+        await bus.advance(21)
         assert await place.peek_texts() == ["short"]
-        bus.advance(11)
+        await bus.advance(11)
         assert await place.peek() == []
 
     async def test_a_dead_letter_does_not_expire(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(**DEAD_LETTERS)
+        place = await open_place(dead_letters=True, **DEAD_LETTERS)
         await place.put(short_lived("short"))
-        bus.advance(11)
-        dead_letters = await place.open_dead_letters()
-        bus.advance(60)
-        assert texts(await receive(dead_letters)) == ["short"]
+        await bus.advance(11)
+        await bus.advance(60)
+        assert texts(await receive(place.dead_letters)) == ["short"]
 
     async def test_a_message_that_only_says_when_it_expires_does_so(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
         await place.sender.send_messages([living_until("short", 10), living_until("long", 3000)])
-        bus.advance(11)
+        await bus.advance(11)
         assert await place.peek_texts() == ["long"]
 
     async def test_a_message_may_expire_in_the_farthest_future(self, open_place: OpenPlace, bus: Bus) -> None:
@@ -184,7 +185,7 @@ class Expiring:
         scheduled = living_until("scheduled", FARTHEST)
         scheduled.annotations = {"x-opt-scheduled-enqueue-time": due}
         await place.sender.send_messages(scheduled)
-        bus.advance(11)
+        await bus.advance(11)
         assert texts(await place.receive(2)) == ["sent", "scheduled"]
 
 

@@ -6,19 +6,19 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from azure.servicebus import ServiceBusReceiveMode
-from azure.servicebus.aio import ServiceBusReceiver
 from tests.broker.durability.campaign import LOCK, ONCE, SESSIONS, Campaign, subscription_address
 from tests.broker.durability.ledger import Ledger, StoredMessage
 from tests.broker.durability.tables import Tables
 from tests.broker.raw_client import Delivery, Gone, Refused
 
+from twinbus.amqp.types import Array, UInt
 from twinbus.broker.schema import State
 
 # Far less than a lock lasts: a lock that was not freed shows as a message that does not come.
 DRAIN_SECONDS = LOCK.total_seconds() / 5
 SOON_MS = 60_000
 CHUNK = 100
+LONG = 0x81
 CREDIT = 500
 
 
@@ -27,7 +27,7 @@ async def drain(campaign: Campaign, tables: Tables) -> None:
     async with asyncio.timeout(DRAIN_SECONDS):
         for path, ledger in campaign.ledgers.items():
             stored = tables.messages[path]
-            topic, _, name = path.partition("/")
+            _, _, name = path.partition("/")
             address = subscription_address(name) if name else path
             soon = time.time() * 1000 + SOON_MS
             far = [one for one in stored if one.due_at is not None and one.due_at > soon]
@@ -35,7 +35,7 @@ async def drain(campaign: Campaign, tables: Tables) -> None:
             deferred = [one for one in stored if one.state == State.DEFERRED]
             rest = [one for one in stored if one.state != State.DEFERRED and not one.in_dead_letters]
             await _cancel(campaign, path, far)
-            await _receive_deferred(campaign, topic, name, deferred)
+            await _receive_deferred(campaign, address, deferred)
             await _receive(campaign, ledger, f"{address}/$DeadLetterQueue", dead)
             ready = [one for one in rest if one not in far]
             if path == SESSIONS:
@@ -51,22 +51,19 @@ async def _cancel(campaign: Campaign, path: str, scheduled: list[StoredMessage])
             await sender.cancel_scheduled_messages([one.sequence for one in scheduled])
 
 
-async def _receive_deferred(campaign: Campaign, topic: str, name: str, deferred: list[StoredMessage]) -> None:
+async def _receive_deferred(campaign: Campaign, address: str, deferred: list[StoredMessage]) -> None:
+    """Receive and delete by number, each session's from a receiver that holds it."""
     for session in sorted({one.session for one in deferred}, key=str):
         ours = [one for one in deferred if one.session == session]
-        async with _deleting_receiver(campaign, topic, name, session) as receiver:
+        async with campaign.raw(address) as client:
+            link = await client.receiver(address, lambda delivery: None, session=session)
             for start in range(0, len(ours), CHUNK):
                 chunk = ours[start : start + CHUNK]
-                messages = await receiver.receive_deferred_messages([one.sequence for one in chunk])
-                _compare([one.message_id or "" for one in messages], chunk)
-
-
-def _deleting_receiver(campaign: Campaign, topic: str, name: str, session: str | None) -> ServiceBusReceiver:
-    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
-    options = {"session_id": session} if session is not None else {}
-    if name:
-        return campaign.client.get_subscription_receiver(topic, name, receive_mode=mode, **options)
-    return campaign.client.get_queue_receiver(topic, receive_mode=mode, **options)
+                numbers = Array(LONG, [one.sequence for one in chunk])
+                asked = {"sequence-numbers": numbers, "receiver-settle-mode": UInt(0), "session-id": session}
+                found = await client.manage(address, "receive-by-sequence-number", asked, link)
+                messages = [Delivery(0, b"", one["message"]) for one in found["messages"]]
+                _compare([one.message_id for one in messages], chunk)
 
 
 async def _receive(

@@ -28,6 +28,7 @@ from tests.broker.durability.ledger import Ledger
 from tests.broker.raw_client import NEXT_SESSION, Delivery, Gone, RawReceiver, Refused, encoded_message
 
 from twinbus.amqp.performatives import Error, Modified, Rejected
+from twinbus.broker.errors import SESSION_CANNOT_BE_LOCKED
 
 PIPELINE = 200  # sends under way at once
 BACKLOG = 4_000  # messages a raw sender lets pile up
@@ -172,6 +173,18 @@ async def once_receiver(campaign: Campaign) -> None:
         await client.lost
 
 
+async def state_keeper(campaign: Campaign) -> None:
+    """Holds one session and changes its state all the time."""
+    async with campaign.raw(SESSIONS) as client:
+        session = campaign.random.choice(SESSION_IDS)
+        link = await client.receiver(SESSIONS, lambda delivery: None, session=session)
+        while True:
+            state = campaign.new_id("state").encode()
+            campaign.states.setting(session, state)
+            await client.manage(SESSIONS, "set-session-state", {"session-id": session, "session-state": state}, link)
+            campaign.states.was_set(session, state)
+
+
 # ---- through the SDK ----
 
 
@@ -250,11 +263,12 @@ async def scheduler(campaign: Campaign) -> None:
             ledger.completed.add(ids[0])
 
 
-async def state_keeper(campaign: Campaign) -> None:
+async def session_worker(campaign: Campaign) -> None:
     """Takes one session after the other, completes a few messages and keeps a state."""
     ledger = campaign.ledgers[SESSIONS]
     while True:
-        receiver = campaign.client.get_queue_receiver(SESSIONS, session_id=NEXT_AVAILABLE_SESSION)
+        wanted = campaign.random.choice((*SESSION_IDS, NEXT_AVAILABLE_SESSION))
+        receiver = campaign.client.get_queue_receiver(SESSIONS, session_id=wanted)
         async with receiver:
             session_id = receiver.session.session_id
             for message in await receiver.receive_messages(max_message_count=SDK_BATCH, max_wait_time=1):
@@ -282,6 +296,7 @@ WORKERS: tuple[Worker, ...] = (
     order_sender,
     order_receiver,
     scheduler,
+    session_worker,
     state_keeper,
 )
 WORKER_NAMES = {worker.__name__ for worker in WORKERS}
@@ -295,3 +310,6 @@ async def keep_working(worker: Worker, campaign: Campaign) -> None:
             await worker(campaign)
         except (Gone, AzureError, OSError):
             continue
+        except Refused as error:
+            if error.condition != SESSION_CANNOT_BE_LOCKED:  # another worker has it
+                raise

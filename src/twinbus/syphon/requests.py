@@ -1,0 +1,176 @@
+"""Questions and answers over a pair of links: how `$cbs` and `$management` are spoken to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from typing import Any, NamedTuple
+
+from twinbus.amqp import sections
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.types import DecodeError, UInt
+
+from .deadlines import Deadline, within
+from .errors import AmqpError, LinkDetached, NoRoom, TimedOut
+from .links import Link, OnEnd
+from .receiver import ACCEPT, Delivery, Receiver
+from .sender import Sender
+from .session import Session
+
+MAX_PENDING = 100
+# Answers to a peek may hold many messages; who asks says how many.
+MAX_ANSWER_SIZE = 256 << 20
+_NULL = encode(None)
+
+
+class Answer(NamedTuple):
+    """What a node said: a status as HTTP has them, its words, an AMQP condition if it failed, and the body's value."""
+
+    status: int
+    description: str
+    condition: str
+    body: Any
+
+    @property
+    def is_ok(self) -> bool:
+        return 200 <= self.status < 300
+
+
+def encode_request(message_id: str, reply_to: str, properties: dict[str, Any], body: Any) -> bytes:
+    """A request as a message."""
+    fields = [encode(message_id), _NULL, _NULL, _NULL, encode(reply_to)]
+    entries = [sections.entry(key, value) for key, value in properties.items()]
+    return (
+        sections.list_section(sections.PROPERTIES, fields)
+        + sections.map_section(sections.APPLICATION_PROPERTIES, entries)
+        + b"\x00\x53\x77"
+        + encode(body)
+    )
+
+
+def parse_answer(payload: bytes) -> tuple[Any, Answer]:
+    """The id of the request and the answer to it; raises `DecodeError`."""
+    parts = sections.split_sections(payload)
+    correlation_id = sections.list_fields(parts.properties, 6)[5]
+    values = {str(key): sections.entry_value(raw) for key, raw in sections.map_entries(parts.application_properties)}
+
+    def found(*names: str) -> Any:
+        return next((values[name] for name in names if values.get(name) is not None), None)
+
+    status = found("statusCode", "status-code")
+    if not isinstance(status, int):
+        raise DecodeError("an answer has no status code")
+    description = str(found("statusDescription", "status-description") or "")
+    condition = str(found("errorCondition", "error-condition") or "")
+    is_value = parts.body[:3] == b"\x00\x53\x77"
+    body = sections.section_value(parts.body) if is_value else None
+    return correlation_id, Answer(int(status), description, condition, body)
+
+
+class RequestLinks:
+    """A node that answers requests, and the two links to it."""
+
+    def __init__(self, session: Session, node: str, on_end: OnEnd | None = None) -> None:
+        unique = uuid.uuid4().hex
+        self._on_end = on_end
+        self._reply_to = f"{node}-reply-{unique}"
+        self._sender = Sender(session, f"{node}-request-{unique}", node, self._ended)
+        self._receiver = Receiver(
+            session,
+            self._reply_to,
+            node,
+            self._on_answer,
+            self._ended,
+            max_message_size=MAX_ANSWER_SIZE,
+            settle_modes=(1, 0),
+            target=self._reply_to,
+        )
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._wire = session.wire
+        self.node = node
+        self.error: AmqpError | None = None
+
+    @property
+    def both(self) -> set[Link]:
+        return {self._sender, self._receiver}
+
+    async def attach(self, seconds: float) -> None:
+        """Attach both links; raises `LinkDetached`, `TimedOut` or `ConnectionLost`."""
+        deadline = Deadline(seconds)
+        try:
+            await self._receiver.attach(deadline.left)
+            await self._sender.attach(deadline.left)
+        except BaseException:
+            self.give_up(LinkDetached(f"'{self.node}' could not be attached"))
+            raise
+        self._receiver.add_credit(MAX_PENDING)
+
+    async def request(self, properties: dict[str, Any], body: Any, seconds: float) -> Answer:
+        """Ask and wait for the answer, good or bad.
+
+        Raises `TimedOut`, `NoRoom` if too many wait already, or the error that ended the links. If nothing at all
+        came from the peer meanwhile, the connection is cut: it is not the node alone that is silent.
+        """
+        if len(self._waiting) >= MAX_PENDING:
+            raise NoRoom(f"'{self.node}' has {MAX_PENDING} requests to answer already")
+        message_id = f"{self._reply_to}-{next(self._numbers)}"
+        properties = {**properties, "com.microsoft:server-timeout": UInt(int(seconds * 1000))}
+        payload = encode_request(message_id, self._reply_to, properties, body)
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiting[message_id] = answered
+        asked_at = self._loop.time()
+        try:
+            async with within(seconds, f"'{self.node}' did not answer"):
+                await self._sender.wait_for_room(seconds)
+                self._sender.send(payload, lambda error: self._taken(message_id, error))
+                return await answered
+        except TimedOut as late:
+            if self._wire.last_read < asked_at:
+                self._wire.fail(late)
+            raise
+        finally:
+            self._waiting.pop(message_id, None)
+
+    def _taken(self, message_id: str, error: AmqpError | None) -> None:
+        waiting = self._waiting.get(message_id)
+        if error is not None and waiting is not None and not waiting.done():
+            waiting.set_exception(error)
+
+    def _on_answer(self, delivery: Delivery) -> None:
+        if not delivery.settled:
+            self._receiver.settle(delivery, ACCEPT, _no_matter)
+        if self._receiver.credit <= MAX_PENDING // 2:
+            self._receiver.add_credit(MAX_PENDING - self._receiver.credit)
+        correlation_id, answer = parse_answer(delivery.payload)
+        waiting = self._waiting.get(correlation_id) if isinstance(correlation_id, str) else None
+        # Nobody waits for an answer that came too late.
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def _ended(self, error: AmqpError) -> None:
+        """One of the links ended: the other is of no use."""
+        if self.error is not None:
+            return
+        self.error = error
+        self.give_up(error)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+        if self._on_end is not None:
+            self._on_end(error)
+
+    def give_up(self, error: AmqpError) -> None:
+        for link in (self._sender, self._receiver):
+            if link.error is None:
+                link.give_up(error)
+
+    async def close(self, seconds: float) -> None:
+        self.error = self.error or LinkDetached(f"the links to '{self.node}' were closed here")
+        await asyncio.gather(self._sender.close(seconds), self._receiver.close(seconds))
+
+
+def _no_matter(error: AmqpError | None) -> None:
+    """An answer is ours whether or not the peer learns that we have it."""

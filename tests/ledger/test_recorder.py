@@ -1,0 +1,155 @@
+"""What is noted of an operation, and who keeps it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import FrozenInstanceError, fields
+from enum import IntEnum
+
+import pytest
+
+from twinbus.ledger import (
+    MemoryRecorder,
+    NamespaceRole,
+    NullRecorder,
+    Operation,
+    OperationKind,
+    Outcome,
+    Recorder,
+    Stage,
+)
+
+# What stands in stored files: nothing here may ever change, lines may be added.
+CODES = {
+    NamespaceRole: {"PRIMARY": 1, "SECONDARY": 2},
+    OperationKind: {
+        "SEND": 1,
+        "RECEIVE": 2,
+        "COMPLETE": 3,
+        "ABANDON": 4,
+        "DEFER": 5,
+        "DEAD_LETTER": 6,
+        "RENEW": 7,
+        "PING": 8,
+        "POLL": 9,
+        "PEEK": 10,
+        "SCHEDULE": 11,
+        "CANCEL": 12,
+        "CREATE": 13,
+        "GET": 14,
+        "LIST": 15,
+    },
+    Stage: {
+        "DIRECT": 1,
+        "BACKLOG_SEND": 2,
+        "BACKLOG_RECEIVE": 3,
+        "PRIMARY_SEND": 4,
+        "PRIMARY_RECEIVE": 5,
+        "PING": 6,
+        "POLL": 7,
+        "MANAGE": 8,
+    },
+    Outcome: {"DONE": 1, "FAILED": 2, "UNKNOWN": 3, "EMPTY": 4},
+}
+
+COLUMNS = {
+    "op_id",
+    "ts",
+    "pairing",
+    "client",
+    "namespace",
+    "entity",
+    "operation",
+    "stage",
+    "message_id",
+    "destination",
+    "backlog_queue",
+    "sequence_number",
+    "delivery_count",
+    "attempt",
+    "bytes",
+    "count",
+    "outcome",
+    "error",
+    "latency_us",
+}
+
+
+def a_send(message_id: str | None = None) -> Operation:
+    return Operation(
+        pairing="contoso",
+        client="client-1",
+        namespace=NamespaceRole.PRIMARY,
+        entity="orders",
+        operation=OperationKind.SEND,
+        stage=Stage.DIRECT,
+        outcome=Outcome.DONE,
+        message_id=message_id,
+    )
+
+
+@pytest.mark.parametrize("enum", CODES, ids=lambda enum: enum.__name__)
+def test_a_stored_number_keeps_its_meaning(enum: type[IntEnum]) -> None:
+    assert {one.name: one.value for one in enum} == CODES[enum]
+
+
+def test_an_operation_has_the_columns_of_the_ledger() -> None:
+    assert {one.name for one in fields(Operation)} == COLUMNS
+
+
+def test_an_operation_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        a_send().entity = "other"  # type: ignore[misc]
+
+
+def test_two_operations_are_never_the_same_even_if_nothing_else_differs() -> None:
+    assert len({a_send("m").op_id for _ in range(1000)}) == 1000
+
+
+def test_an_operation_knows_when_it_happened_in_microseconds() -> None:
+    before = time.time_ns() // 1000
+    assert before <= a_send().ts <= time.time_ns() // 1000
+
+
+def test_the_null_recorder_takes_everything_and_keeps_nothing() -> None:
+    recorder: Recorder = NullRecorder()
+    recorder.record(a_send())
+
+
+def test_the_memory_recorder_keeps_what_it_was_told_in_order() -> None:
+    recorder = MemoryRecorder()
+    told: Recorder = recorder
+    sends = [a_send(str(number)) for number in range(3)]
+    for send in sends:
+        told.record(send)
+    assert recorder.operations == sends
+    assert recorder.forgotten == 0
+
+
+def test_the_memory_recorder_is_bounded_and_says_how_many_it_forgot() -> None:
+    recorder = MemoryRecorder(capacity=2)
+    for number in range(5):
+        recorder.record(a_send(str(number)))
+    assert [one.message_id for one in recorder.operations] == ["3", "4"]
+    assert recorder.forgotten == 3
+
+
+def test_a_memory_recorder_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity must be at least 1, not 0"):
+        MemoryRecorder(capacity=0)
+
+
+def test_the_memory_recorder_loses_nothing_between_threads() -> None:
+    recorder = MemoryRecorder(capacity=100)
+
+    def tell() -> None:
+        for _ in range(500):
+            recorder.record(a_send())
+
+    threads = [threading.Thread(target=tell) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(recorder.operations) + recorder.forgotten == 2000

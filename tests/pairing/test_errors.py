@@ -1,0 +1,123 @@
+"""Errors say what happened, to which entity, and what can be done."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError, ServiceBusError
+
+from twinbus.pairing import errors
+from twinbus.pairing.errors import (
+    AttemptTimeoutError,
+    BacklogConfigurationError,
+    BacklogUnavailableError,
+    EnvelopeTooLargeError,
+    PairedClientFaultedError,
+    ScheduledInBacklogError,
+    TwinbusError,
+)
+
+QUEUE = "contoso/x-servicebus-transfer/0"
+ERRORS = [
+    PairedClientFaultedError("the secondary client was closed"),
+    BacklogUnavailableError("orders", OSError("refused"), {QUEUE: OSError("unreachable")}),
+    BacklogConfigurationError(QUEUE, "requires_session", True, "diverted messages have no session"),
+    ScheduledInBacklogError("orders", [-7]),
+    AttemptTimeoutError("orders", 10.0),
+    EnvelopeTooLargeError("orders", size=262_300, limit=262_144, overhead=200),
+]
+
+
+def test_the_printed_hierarchy_is_the_real_one() -> None:
+    """Every class of the module stands in the tree of its docstring, under its first base."""
+    tree: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"([ │]*)([├└]── )?(\w+Error)\b(?:  +also an? (\w+))?", line)
+        if found is None or not line.startswith("    "):
+            continue
+        depth = len(found[1]) + len(found[2] or "")
+        above = [one for one in above if one[0] < depth]
+        if above:
+            tree[found[3]] = above[-1][1]
+        above.append((depth, found[3]))
+        if found[4]:
+            assert found[4] in {base.__name__ for base in vars(errors)[found[3]].__bases__}
+    defined = {
+        name: one.__bases__[0].__name__
+        for name, one in vars(errors).items()
+        if isinstance(one, type) and one.__module__ == errors.__name__
+    }
+    assert tree == defined
+
+
+def test_there_is_an_example_of_every_error_in_this_file() -> None:
+    kinds = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, TwinbusError)}
+    assert {type(one) for one in ERRORS} == kinds - {TwinbusError}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_code_that_catches_the_errors_of_the_sdk_catches_ours(error: TwinbusError) -> None:
+    assert isinstance(error, ServiceBusError)
+    assert str(error)
+    assert ".." not in str(error)
+
+
+def test_a_faulted_client_says_why() -> None:
+    cause = RuntimeError("not closed within 5 seconds")
+    error = PairedClientFaultedError("the primary client was closed and its partner was not", cause)
+    assert error.cause is error.__cause__ is cause
+    assert "the primary client was closed and its partner was not" in str(error)
+    assert "RuntimeError: not closed within 5 seconds" in str(error)
+
+
+def test_a_message_that_nobody_took_is_reported_with_the_causes_of_both_sides() -> None:
+    """SPEC 7: `BacklogUnavailableError`, with the primary's and the backlog's causes."""
+    primary, backlog = OSError("refused"), TimeoutError("too late")
+    error = BacklogUnavailableError("orders", primary, {QUEUE: backlog})
+    assert error.entity == "orders"
+    assert error.primary_error is primary
+    assert error.backlog_errors == {QUEUE: backlog}
+    assert error.__cause__ is backlog
+    for text in ("orders", "OSError: refused", f"{QUEUE}: TimeoutError: too late"):
+        assert text in str(error)
+
+
+def test_a_forced_failover_has_no_cause_of_the_primary() -> None:
+    error = BacklogUnavailableError("orders", None, {})
+    assert error.primary_error is None
+    assert error.__cause__ is None
+    assert "Primary: failed over by hand. Backlog: no queue was tried." in str(error)
+
+
+def test_a_refused_backlog_queue_is_named_with_the_property() -> None:
+    """SPEC 2: that is an error which names queue and property."""
+    error = BacklogConfigurationError(QUEUE, "requires_session", True, "diverted messages have no session")
+    assert (error.queue, error.property_name, error.value) == (QUEUE, "requires_session", True)
+    assert f"'{QUEUE}'" in str(error)
+    assert "requires_session is True, and diverted messages have no session" in str(error)
+
+
+def test_negative_numbers_cannot_be_cancelled() -> None:
+    """SPEC 8: cancelling those is refused with a clear error."""
+    error = ScheduledInBacklogError("orders", [-7, -8])
+    assert error.sequence_numbers == (-7, -8)
+    assert "-7, -8 of 'orders'" in str(error)
+
+
+def test_a_broken_off_attempt_is_a_timeout_of_the_sdk_too() -> None:
+    error = AttemptTimeoutError("orders", 0.5)
+    assert isinstance(error, OperationTimeoutError)
+    assert (error.entity, error.seconds) == ("orders", 0.5)
+    assert str(error) == "The attempt to reach 'orders' was broken off after 0.5 s."
+
+
+def test_a_message_too_large_once_modified_is_a_clear_error_with_size_limit_and_overhead() -> None:
+    """SPEC 3."""
+    error = EnvelopeTooLargeError("orders", size=262_300, limit=262_144, overhead=200)
+    assert isinstance(error, MessageSizeExceededError)
+    assert isinstance(error, ValueError)
+    assert (error.size, error.limit, error.overhead) == (262_300, 262_144, 200)
+    for number in ("262300", "262144", "200"):
+        assert number in str(error)
