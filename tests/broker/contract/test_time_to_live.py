@@ -17,7 +17,7 @@ from twinbus.broker.durations import TICKS_PER_SECOND
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FARTHEST = (1 << 63) // 1000 - 1001  # seconds; a little more does not fit an AMQP timestamp
-DEAD_LETTERS = {"dead_lettering_on_message_expiration": True}
+KEEPS_EXPIRED = {"dead_lettering_on_message_expiration": True, "dead_letters": True}
 
 
 def short_lived(text: str, seconds: int = 10, **properties: Any) -> ServiceBusMessage:
@@ -51,7 +51,7 @@ class Expiring:
         assert message.expires_at_utc == message.enqueued_time_utc + timedelta(seconds=20)
 
     async def test_an_expired_message_is_dead_lettered_with_a_reason(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(dead_letters=True, **DEAD_LETTERS)
+        place = await open_place(**KEEPS_EXPIRED)
         await place.put(short_lived("short"))
         await bus.advance(11)
         [dead] = await receive(place.dead_letters)
@@ -60,7 +60,7 @@ class Expiring:
         assert await place.peek() == []
 
     async def test_a_message_expires_though_nobody_receives(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(dead_letters=True, **DEAD_LETTERS)
+        place = await open_place(**KEEPS_EXPIRED)
         await place.receiver.close()
         await place.put(short_lived("short"))
         await bus.advance(11)
@@ -70,7 +70,7 @@ class Expiring:
     async def test_the_default_of_the_entity_holds_for_messages_without_a_time(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(dead_letters=True, default_message_time_to_live=10 * TICKS_PER_SECOND, **DEAD_LETTERS)
+        place = await open_place(default_message_time_to_live=10 * TICKS_PER_SECOND, **KEEPS_EXPIRED)
         await place.put("short")
         await bus.advance(11)
         assert texts(await receive(place.dead_letters)) == ["short"]
@@ -78,7 +78,7 @@ class Expiring:
     async def test_the_default_of_the_entity_wins_over_a_longer_time_of_the_message(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(dead_letters=True, default_message_time_to_live=10 * TICKS_PER_SECOND, **DEAD_LETTERS)
+        place = await open_place(default_message_time_to_live=10 * TICKS_PER_SECOND, **KEEPS_EXPIRED)
         await place.put(short_lived("short", 1000))
         await bus.advance(11)
         assert texts(await receive(place.dead_letters)) == ["short"]
@@ -86,16 +86,14 @@ class Expiring:
     async def test_a_shorter_time_of_the_message_wins_over_the_default_of_the_entity(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(
-            dead_letters=True, default_message_time_to_live=1000 * TICKS_PER_SECOND, **DEAD_LETTERS
-        )
+        place = await open_place(default_message_time_to_live=1000 * TICKS_PER_SECOND, **KEEPS_EXPIRED)
         await place.put(short_lived("short"), "long")
         await bus.advance(11)
         assert texts(await receive(place.dead_letters)) == ["short"]
         assert await place.peek_texts() == ["long"]
 
     async def test_a_locked_message_can_be_completed_after_its_time(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(**DEAD_LETTERS)
+        place = await open_place(**KEEPS_EXPIRED)
         await place.put(short_lived("short"))
         message = await place.receive_one()
         await bus.advance(11)
@@ -106,7 +104,7 @@ class Expiring:
     async def test_an_expired_message_that_is_abandoned_does_not_come_again(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(dead_letters=True, **DEAD_LETTERS)
+        place = await open_place(**KEEPS_EXPIRED)
         await place.put(short_lived("short"))
         message = await place.receive_one()
         await bus.advance(11)
@@ -118,7 +116,7 @@ class Expiring:
     async def test_an_expired_message_whose_lock_runs_out_does_not_come_again(
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
-        place = await open_place(dead_letters=True, **DEAD_LETTERS)
+        place = await open_place(**KEEPS_EXPIRED)
         await place.put(short_lived("short"))
         message = await place.receive_one()
         await bus.advance(LOCK_OVER)
@@ -138,7 +136,7 @@ class Expiring:
             await place.receiver.receive_deferred_messages(message.sequence_number)
 
     async def test_a_deferred_message_is_dead_lettered_when_it_expires(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(dead_letters=True, **DEAD_LETTERS)
+        place = await open_place(**KEEPS_EXPIRED)
         await place.put(short_lived("short"))
         await place.receiver.defer_message(await place.receive_one())
         await bus.advance(11)
@@ -166,7 +164,7 @@ class Expiring:
         assert await place.peek() == []
 
     async def test_a_dead_letter_does_not_expire(self, open_place: OpenPlace, bus: Bus) -> None:
-        place = await open_place(dead_letters=True, **DEAD_LETTERS)
+        place = await open_place(**KEEPS_EXPIRED)
         await place.put(short_lived("short"))
         await bus.advance(11)
         await bus.advance(60)

@@ -15,10 +15,11 @@ from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
+from azure.servicebus.management import ServiceBusAdministrationClient
 from tests.broker.durability.small_disk import Disk, LimitedProcess, SmallFileSystem
 from tests.broker.durability.tables import read_tables
 from tests.broker.raw_client import Delivery, Gone, RawClient, Refused, encoded_message
-from tests.broker.wire import ServeProcess, administration
+from tests.broker.wire import PlainHttp, ServeProcess, administration
 
 from twinbus.amqp.types import Array
 
@@ -184,7 +185,9 @@ async def test_a_receiver_that_deletes_gets_the_message_when_the_deletion_can_be
 
 
 async def test_the_administration_api_says_that_a_change_was_not_stored(disk: Disk, serve: ServeProcess) -> None:
-    admin = administration(serve.connection_string(NAMESPACE))
+    admin = ServiceBusAdministrationClient.from_connection_string(
+        serve.connection_string(NAMESPACE), transport=PlainHttp(), retry_total=0
+    )
     disk.fill(serve)
     with pytest.raises(HttpResponseError, match="could not write") as refused:
         await asyncio.to_thread(admin.create_queue, "another")

@@ -1,0 +1,182 @@
+"""What the embedded namespace costs, next to the SDK that uses it: `make bench-broker`.
+
+Every figure comes from one run against real `twinbus serve` processes, in interleaved rounds, so that ratios hold
+even on a noisy machine. `QUICK=1` does a tenth. The last line is one JSON object of the ratios.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from raw import RawClient, accepted, encoded_messages, transfers
+from rich.console import Console
+from rich.table import Table
+
+QUICK = bool(os.environ.get("QUICK"))
+ROUNDS = 1 if QUICK else 3
+SIZE = 1024
+BATCH = 100
+SDK_SINGLE = 200 if QUICK else 1_500
+SDK_MANY = 1_000 if QUICK else 10_000
+RAW = 3_000 if QUICK else 30_000
+DURABILITIES = ("full", "normal", "memory")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Sample:
+    """One measurement: messages, seconds, and the CPU seconds of both sides."""
+
+    messages: int
+    seconds: float
+    broker: float
+    client: float
+
+
+class Served:
+    """A `twinbus serve` process with one durability."""
+
+    def __init__(self, durability: str, folder: Path) -> None:
+        self.durability = durability
+        config = folder / f"{durability}.toml"
+        config.write_text(
+            f'durability = "{durability}"\n[namespaces.{durability}]\nport = 0\nqueues = ["sdk", "raw"]\n'
+        )
+        command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config)]
+        self.process = subprocess.Popen(
+            [*command, "--data", str(folder / durability)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline())
+        self.connection_string: str = ready["namespaces"][durability]["connection_string"]
+
+    def cpu(self) -> float:
+        """CPU seconds of the process, all threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+
+@contextmanager
+def measured(served: Served, messages: int, into: list[Sample]) -> Iterator[None]:
+    broker, client, start = served.cpu(), time.process_time(), time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    into.append(Sample(messages, seconds, served.cpu() - broker, time.process_time() - client))
+
+
+def sdk_round(served: Served, rows: dict[str, list[Sample]]) -> None:
+    """Send one by one, send in batches, receive and complete; the queue is empty before and after."""
+    body = b"x" * SIZE
+    with ExitStack() as stack:
+        client = stack.enter_context(ServiceBusClient.from_connection_string(served.connection_string))
+        sender = stack.enter_context(client.get_queue_sender("sdk"))
+        receiver = stack.enter_context(client.get_queue_receiver("sdk"))
+        with measured(served, SDK_SINGLE, rows["SDK send, one by one"]):
+            for _ in range(SDK_SINGLE):
+                sender.send_messages(ServiceBusMessage(body))
+        batches = [[ServiceBusMessage(body) for _ in range(BATCH)] for _ in range(SDK_MANY // BATCH)]
+        with measured(served, SDK_MANY, rows["SDK send, batches of 100"]):
+            for batch in batches:
+                sender.send_messages(batch)
+        count, left = 0, SDK_SINGLE + SDK_MANY
+        samples: list[Sample] = []
+        with measured(served, left, samples):
+            while count < left:
+                messages = receiver.receive_messages(BATCH, max_wait_time=10)
+                if not messages:
+                    raise RuntimeError(f"{left - count} messages did not come back")
+                for message in messages:
+                    receiver.complete_message(message)
+                count += len(messages)
+        rows["SDK receive(100) and complete"] += samples
+
+
+def raw_round(served: Served, rows: dict[str, list[Sample]], frames: bytes) -> None:
+    """The same without the SDK: pipelined frames, encoded before the clock starts."""
+    with RawClient(served.connection_string) as client:
+        client.attach_sender("raw")
+        with measured(served, RAW, rows["raw send, pipelined"]):
+            client.send(frames, RAW)
+    with RawClient(served.connection_string) as client:
+        client.attach_receiver("raw")
+        with measured(served, RAW, rows["raw deliver"]):
+            deliveries = client.receive(RAW)
+        outcomes = accepted(deliveries)
+        with measured(served, RAW, rows["raw settle"]):
+            client.settle(outcomes, RAW)
+
+
+ROWS = (
+    "SDK send, one by one",
+    "SDK send, batches of 100",
+    "SDK receive(100) and complete",
+    "raw send, pipelined",
+    "raw deliver",
+    "raw settle",
+)
+
+
+def median(samples: list[Sample], figure: Callable[[Sample], float]) -> float:
+    return statistics.median(figure(sample) for sample in samples)
+
+
+def report(results: dict[str, dict[str, list[Sample]]]) -> dict[str, Any]:
+    table = Table(title=f"{SIZE} byte messages, median of {ROUNDS} rounds")
+    for heading in ("", "durability", "messages/s", "broker µs", "client µs", "broker/client CPU", "per broker core-s"):
+        table.add_column(heading, justify="left" if heading in ("", "durability") else "right")
+    ratios: dict[str, Any] = {}
+    for row in ROWS:
+        for durability in DURABILITIES:
+            samples = results[durability][row]
+            rate = median(samples, lambda s: s.messages / s.seconds)
+            broker = median(samples, lambda s: 1e6 * s.broker / s.messages)
+            client = median(samples, lambda s: 1e6 * s.client / s.messages)
+            per_core = 1e6 / broker if broker else float("inf")
+            share = broker / client if client else float("inf")
+            table.add_row(
+                row, durability, f"{rate:,.0f}", f"{broker:.1f}", f"{client:.1f}", f"{share:.2f}", f"{per_core:,.0f}"
+            )
+            name = f"{row.replace(',', '').replace(' ', '_').replace('(100)', '')}_{durability}"
+            if row.startswith("SDK"):
+                ratios[f"broker_cpu_over_client_cpu_{name}"] = round(share, 3)
+            else:
+                ratios[f"per_core_second_{name}"] = round(per_core)
+    Console(width=120).print(table)
+    ratios["raw_sends_per_core_second_normal"] = ratios["per_core_second_raw_send_pipelined_normal"]
+    return ratios
+
+
+def main() -> None:
+    frames = transfers(encoded_messages(RAW, SIZE))
+    results: dict[str, dict[str, list[Sample]]] = {d: {row: [] for row in ROWS} for d in DURABILITIES}
+    with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as folder, ExitStack() as stack:
+        servers = [Served(durability, Path(folder)) for durability in DURABILITIES]
+        for served in servers:
+            stack.callback(served.stop)
+        for number in range(ROUNDS + 1):  # the first round warms up and is not counted
+            for served in servers:
+                rows = results[served.durability] if number else {row: [] for row in ROWS}
+                raw_round(served, rows, frames)
+                sdk_round(served, rows)
+            print(f"round {number} of {ROUNDS}", file=sys.stderr)
+    print(json.dumps(report(results)))
+
+
+if __name__ == "__main__":
+    main()
