@@ -12,7 +12,7 @@ from twinbus.amqp.types import Described, Long, Symbol
 from .addresses import CBS, MANAGEMENT, Address, parse_address
 from .cbs import CbsNode
 from .entities import Node, TopicEntity
-from .errors import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, UNAUTHORIZED, BrokerError, not_found
+from .errors import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, QUOTA_EXCEEDED, UNAUTHORIZED, BrokerError, not_found
 from .faults import Fault, Operation
 from .gates import Gate
 from .links import IncomingLink, Link, OutgoingLink
@@ -31,12 +31,15 @@ TIMEOUT_PROPERTY = "com.microsoft:timeout"
 EPOCH_TICKS = 621_355_968_000_000_000  # .NET counts from the year 1
 TICKS_PER_MS = 10_000
 MAX_EARLY_FRAMES = 100
+MAX_TEXT = 2048
+MAX_LINKS = 5000
 _ABSENT = object()
 
 
 def open_link(channel: Channel, attach: amqp.Attach) -> None:
     """Attach a link, or refuse it as the service does: an attach with nothing behind it, then a detach."""
     try:
+        _check_bounds(channel, attach)
         address = _address_of(attach)
     except BrokerError as error:
         refuse(channel, attach, error)
@@ -46,6 +49,13 @@ def open_link(channel: Channel, attach: amqp.Attach) -> None:
         Gate(channel.connection, Operation.ATTACH).perform(address.path, pending.open)
     else:
         _open_or_refuse(channel, attach, address, None)
+
+
+def _check_bounds(channel: Channel, attach: amqp.Attach) -> None:
+    if len(attach.name) > MAX_TEXT:
+        raise BrokerError(INVALID_FIELD, f"The link's name must have at most {MAX_TEXT} characters.")
+    if sum(len(one.links) for one in channel.connection.channels.values()) >= MAX_LINKS:
+        raise BrokerError(QUOTA_EXCEEDED, f"A connection can have {MAX_LINKS} links.")
 
 
 class PendingLink(Link):
@@ -104,8 +114,8 @@ def _address_of(attach: amqp.Attach) -> Address:
     if isinstance(terminus, amqp.Coordinator):
         raise BrokerError(NOT_IMPLEMENTED, "Transactions are not supported.")
     text = getattr(terminus, "address", None)
-    if not isinstance(text, str) or not text:
-        raise BrokerError(INVALID_FIELD, "The link's address must be a non-empty string.")
+    if not isinstance(text, str) or not 1 <= len(text) <= MAX_TEXT:
+        raise BrokerError(INVALID_FIELD, f"The link's address must be a string of 1 to {MAX_TEXT} characters.")
     return parse_address(text)
 
 

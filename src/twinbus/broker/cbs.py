@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from .namespace import Namespace
 
 
+MAX_AUDIENCE = 1024
+
+
 class CbsNode:
     """Accepts tokens for an audience."""
 
@@ -33,6 +36,8 @@ class CbsNode:
         if request.text("operation") != "put-token":
             raise BrokerError(NOT_IMPLEMENTED, "$cbs knows the operation put-token.")
         audience = path_of(request.text("name"))
+        if len(audience) > MAX_AUDIENCE:
+            raise BrokerError(ARGUMENT_ERROR, f"'name' must have at most {MAX_AUDIENCE} characters after the host.")
         token = request.body
         if isinstance(token, bytes):
             token = token.decode("utf-8", "replace")

@@ -12,13 +12,14 @@ from .attaching import open_link
 from .errors import (
     HANDLE_IN_USE,
     NOT_ALLOWED,
+    UNATTACHED_HANDLE,
     WINDOW_VIOLATION,
     BrokerError,
 )
 
 if TYPE_CHECKING:
     from .connection import Connection
-    from .links import Link, OutgoingLink
+    from .links import CreditedLink, Link, OutgoingLink
 
 _MASK = 0xFFFFFFFF
 MAX_UNSETTLED = 100_000
@@ -54,6 +55,9 @@ class Channel:
         self._stalled: deque[bytes] = deque()
         self._accepted: list[int] = []
         self._confirmed: list[int] = []
+        self._low: set[CreditedLink] = set()
+        # Frames may still be under way for a link that is gone; for one that never was they are an error.
+        self._known_handles: set[int] = set()
 
     def begin(self) -> None:
         self.connection.send(
@@ -89,6 +93,7 @@ class Channel:
             raise BrokerError(NOT_ALLOWED, f"The highest handle is {self.connection.profile.handle_max}.")
         if attach.handle in self.links:
             raise BrokerError(HANDLE_IN_USE, f"Handle {attach.handle} is attached already.")
+        self._known_handles.add(attach.handle)
         open_link(self, attach)
 
     def _on_detach(self, detach: amqp.Detach) -> None:
@@ -105,17 +110,43 @@ class Channel:
         if self._window < 0 and self.connection.profile.enforces:
             self.end(BrokerError(WINDOW_VIOLATION, "A transfer was sent beyond the session's incoming window."))
             return
-        link = self.links.get(transfer.handle)
+        link = self._link(transfer.handle)
         if link is not None:
             link.on_transfer(transfer, body[pos:])
         if self._window <= self.connection.profile.incoming_window // 2:
+            self.connection.flush_soon()
+
+    def _link(self, handle: int) -> Link | None:
+        """The link with a handle; None if it is gone, and the channel ends if it never was."""
+        link = self.links.get(handle)
+        if link is None and handle not in self._known_handles:
+            self.end(BrokerError(UNATTACHED_HANDLE, f"Handle {handle} is not attached."))
+        return link
+
+    def renew_later(self, link: CreditedLink) -> None:
+        """Renew a link's credit when everything that has arrived is processed.
+
+        Not before: a client that sends more than it was allowed to would never be noticed.
+        """
+        self._low.add(link)
+        self.connection.flush_soon()
+
+    def before_flush(self) -> None:
+        """Add what is due at the end of a turn: acknowledgements, and what the peer may send next."""
+        self.write_settled()
+        if self._window <= self.connection.profile.incoming_window // 2:
             self._window = self.connection.profile.incoming_window
             self.connection.send(frame(self.number, self._flow()))
+        if self._low:
+            low, self._low = self._low, set()
+            for link in low:
+                if link.attached:
+                    link.grant()
 
     def _flow(self) -> amqp.Flow:
         return amqp.Flow(
             next_incoming_id=self._next_incoming_id,
-            incoming_window=self._window,
+            incoming_window=max(0, self._window),
             next_outgoing_id=self._next_outgoing_id,
             outgoing_window=_MASK >> 1,
         )
@@ -130,7 +161,7 @@ class Channel:
         self._peer_window = flow.incoming_window - ((self._next_outgoing_id - seen) & _MASK)
         self._send_stalled()
         if flow.handle is not None:
-            link = self.links.get(flow.handle)
+            link = self._link(flow.handle)
             if link is not None:
                 link.on_flow(flow)
         elif flow.echo:

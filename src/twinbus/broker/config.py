@@ -13,6 +13,9 @@
 
     [namespaces.contoso-standby]
     port = 5673
+    profile = "azure"
+    link_idle = "30s"                   # shorter than the profile's; also idle_timeout, connection_idle
+    throttle = 100                      # messages a second
 
     [namespaces.contoso-standby.queues."contoso/x-servicebus-transfer/0"]
     max_size_in_megabytes = 5120
@@ -46,7 +49,8 @@ from twinbus.broker.descriptions import (
     Tier,
     TopicDescription,
 )
-from twinbus.broker.profile import ProfileName
+from twinbus.broker.durations import TICKS_PER_SECOND
+from twinbus.broker.profile import UNCHANGED, ProfileChanges, ProfileName
 from twinbus.broker.security import (
     ALL_RIGHTS,
     MAX_KEY_LENGTH,
@@ -60,6 +64,7 @@ from twinbus.broker.security import (
 )
 from twinbus.broker.store import Durability
 from twinbus.broker.toml_table import (
+    BadValue,
     ConfigError,
     Reader,
     Table,
@@ -95,6 +100,8 @@ MESSAGE_SIZES = (1024, 100 * 1024 * 1024)
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_NAMESPACES = 100
 MAX_HOSTS = 100
+MAX_THROTTLE = 1_000_000
+MIN_TIME, MAX_TIME = 0.1, 86_400.0
 
 _DURATIONS = frozenset(
     {
@@ -168,6 +175,7 @@ class NamespaceConfig:
     audience_hosts: tuple[str, ...] = ()
     tier: Tier = Tier.STANDARD
     profile: ProfileName = ProfileName.DEFAULT
+    profile_changes: ProfileChanges = UNCHANGED
     durability: Durability = Durability.FULL
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     deliver_pings: bool = False
@@ -272,10 +280,27 @@ def _read_options(table: Table, defaults: NamespaceConfig) -> NamespaceConfig:
         defaults,
         tier=table.take("tier", choice(Tier), defaults.tier),
         profile=table.take("profile", choice(ProfileName), defaults.profile),
+        profile_changes=_read_profile_changes(table, defaults.profile_changes),
         durability=table.take("durability", choice(Durability), defaults.durability),
         max_message_size=table.take("max_message_size", size(*MESSAGE_SIZES), defaults.max_message_size),
         deliver_pings=table.take("deliver_pings", boolean, defaults.deliver_pings),
     )
+
+
+def _read_profile_changes(table: Table, defaults: ProfileChanges) -> ProfileChanges:
+    return ProfileChanges(
+        idle_timeout=table.take("idle_timeout", _seconds, defaults.idle_timeout),
+        link_idle=table.take("link_idle", _seconds, defaults.link_idle),
+        connection_idle=table.take("connection_idle", _seconds, defaults.connection_idle),
+        throttle=table.take("throttle", integer(1, MAX_THROTTLE), defaults.throttle),
+    )
+
+
+def _seconds(value: Any) -> float:
+    ticks = duration(value)
+    if not MIN_TIME * TICKS_PER_SECOND <= ticks <= MAX_TIME * TICKS_PER_SECOND:
+        raise BadValue(f"must be {MIN_TIME:g} seconds to {MAX_TIME:g} seconds")
+    return ticks / TICKS_PER_SECOND
 
 
 def _read_namespace(name: str, table: Table, defaults: NamespaceConfig) -> NamespaceConfig:

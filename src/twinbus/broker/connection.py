@@ -36,9 +36,11 @@ from .errors import (
     ILLEGAL_STATE,
     INVALID_FIELD,
     NOT_ALLOWED,
+    NOT_FOUND,
     BrokerError,
 )
 from .faults import Kind
+from .links import Budget
 from .security import Grant, Right, Unauthorized
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ MAX_SASL_FRAME = 4096
 MAX_GRANTS = 5000
 HANDSHAKE_TIMEOUT = 60.0
 WRITE_HIGH_WATER = 1 << 20
+MAX_SHOWN = 100
 MAX_UNREAD = 4 << 20
 CLOSE_TIMEOUT = 5.0
 _LINGER_ZERO = struct.pack("ii", 1, 0)
@@ -66,6 +69,7 @@ class Connection(asyncio.Protocol):
         self.peer_max_frame_size = 4096
         self.channels: dict[int, Channel] = {}
         self.grants: dict[str, Grant] = {}
+        self.budget = Budget()
         self.frozen = False
         self.closing = False
         self._write_blocked = False
@@ -74,7 +78,8 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._out: list[bytes] = []
         self._out_size = 0
-        self._flush_scheduled = False
+        self._unflushed = False
+        self._collecting = False
         self._stage = self._read_header
         self._opened = False
         self._sasl_done = False
@@ -183,8 +188,15 @@ class Connection(asyncio.Protocol):
     # ---- reading ----
 
     def _process(self) -> None:
-        self.guard(self._read_all)
+        """Handle what has been read. What it stores is committed together, and its answers leave in one write."""
         store = self.namespace.store
+        self._collecting = True
+        store.collect()
+        self.guard(self._read_all)
+        store.write_collected()
+        self._collecting = False
+        if self._unflushed:
+            self._flush()
         if store.is_pressed and store not in self._holds:
             self.hold_reading(store)
             store.when_relieved(lambda: self.release_reading(store))
@@ -306,6 +318,8 @@ class Connection(asyncio.Protocol):
         size = opened.max_frame_size if opened.max_frame_size is not None else 0xFFFFFFFF
         if size < MIN_MAX_FRAME_SIZE:
             raise BrokerError(INVALID_FIELD, f"max-frame-size must be at least {MIN_MAX_FRAME_SIZE}.")
+        if self.profile.enforces:
+            self._check_host(opened.hostname)
         self._opened = True
         self.container = opened.container_id
         self.peer_max_frame_size = min(size, self.profile.max_frame_size)
@@ -323,6 +337,13 @@ class Connection(asyncio.Protocol):
             )
         )
 
+    def _check_host(self, host: str | None) -> None:
+        """The service finds the namespace by the host name, so it must be given, and be one of ours."""
+        if not host:
+            raise BrokerError(INVALID_FIELD, "The open frame must name the host.")
+        if not self.namespace.is_called(host):
+            raise BrokerError(NOT_FOUND, f"There is no namespace at the host '{host[:MAX_SHOWN]}'.")
+
     def _on_begin(self, number: int, begin: amqp.Begin) -> None:
         if number in self.channels:
             raise BrokerError(NOT_ALLOWED, f"Channel {number} has a session already.")
@@ -337,20 +358,20 @@ class Connection(asyncio.Protocol):
         """Queue bytes; they leave together at the end of this turn of the event loop."""
         self._out.append(data)
         self._out_size += len(data)
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+        if not self._unflushed:
+            self.flush_soon()
 
     def flush_soon(self) -> None:
         """Have the channels' collected acknowledgements written at the end of this turn."""
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+        if not self._unflushed:
+            self._unflushed = True
+            if not self._collecting:
+                self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flush_scheduled = False
+        self._unflushed = False
         for channel in self.channels.values():
-            channel.write_settled()
+            channel.before_flush()
         if self._transport is None or self.frozen or not self._out:
             return
         data = b"".join(self._out)
@@ -411,15 +432,15 @@ class Connection(asyncio.Protocol):
             return
         for channel in list(self.channels.values()):
             channel.tick(now)
-        if any(channel.links for channel in self.channels.values()):
-            self.last_link = now
+        if self.paths():
+            self.last_link = now  # the link to $cbs does not count
         elif self.profile.connection_idle is not None and now - self.last_link > self.profile.connection_idle:
             seconds = self.profile.connection_idle
             self.close(
                 BrokerError(
                     CONNECTION_FORCED,
                     f"The connection was inactive for more than the allowed {seconds * 1000:.0f} milliseconds"
-                    " and is closed by container 'twinbus'.",
+                    " and is closed by container 'LinkTracker'.",
                 )
             )
 

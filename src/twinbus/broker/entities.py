@@ -96,6 +96,14 @@ class TopicEntity(_Entity):
 AnyEntity = QueueEntity | TopicEntity | SubscriptionEntity
 
 
+_ANYTHING = frozenset({Right.SEND, Right.LISTEN})
+_FORBIDDEN: dict[str, frozenset[Right]] = {
+    EntityStatus.ACTIVE.value: frozenset(),
+    EntityStatus.SEND_DISABLED.value: frozenset({Right.SEND}),
+    EntityStatus.RECEIVE_DISABLED.value: frozenset({Right.LISTEN}),
+}
+
+
 @dataclass(slots=True, frozen=True)
 class Node:
     """Where an AMQP address leads: a queue, a dead-letter queue, a topic or a subscription."""
@@ -108,12 +116,7 @@ class Node:
     def require_active(self, right: Right) -> None:
         """Raise if the entity's status forbids sending to it or receiving from it."""
         status = self.entity.description.status
-        forbidden = {
-            EntityStatus.ACTIVE: frozenset[Right](),
-            EntityStatus.SEND_DISABLED: frozenset({Right.SEND}),
-            EntityStatus.RECEIVE_DISABLED: frozenset({Right.LISTEN}),
-        }.get(EntityStatus(status), frozenset({Right.SEND, Right.LISTEN}))
-        if right in forbidden:
+        if right in _FORBIDDEN.get(status, _ANYTHING):
             raise BrokerError(
                 ENTITY_DISABLED,
                 f"Messaging entity '{self.path}' is currently disabled: its status is {status}.",

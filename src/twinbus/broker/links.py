@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp import performatives as amqp
@@ -12,6 +13,7 @@ from .errors import (
     DECODE_ERROR,
     DETACH_FORCED,
     MESSAGE_TOO_LARGE,
+    QUOTA_EXCEEDED,
     TRANSFER_LIMIT,
     UNAUTHORIZED,
     BrokerError,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from .channel import Channel
 
 _MASK = 0xFFFFFFFF
+MAX_UNFINISHED = 32 << 20
 
 
 class Link:
@@ -58,11 +61,27 @@ class Link:
         self.attached = False
 
 
+class Budget:
+    """What all unfinished deliveries of one connection may take in memory."""
+
+    FRAME_COST = 64  # what a frame costs besides its payload, which may be empty
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def take(self, size: int, limit: int) -> None:
+        self.used += size
+        if self.used > max(MAX_UNFINISHED, 2 * limit):
+            raise BrokerError(QUOTA_EXCEEDED, f"Unfinished deliveries take more than {MAX_UNFINISHED} bytes.")
+
+
 class Assembly:
     """Puts the frames of one delivery together, never more than `limit` bytes of it."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, budget: Budget) -> None:
         self.limit = limit
+        self._budget = budget
+        self._taken = 0
         self._first: amqp.Transfer | None = None
         self._parts: list[bytes] = []
         self._size = 0
@@ -76,64 +95,91 @@ class Assembly:
         self._size += len(payload)
         if self._size <= self.limit:
             self._parts.append(payload)
+            self._taken += len(payload) + Budget.FRAME_COST
+            self._budget.take(len(payload) + Budget.FRAME_COST, self.limit)
         else:
-            self._parts.clear()
+            self._forget_parts()
         if transfer.aborted:
-            self._reset()
+            self.reset()
             return None
         if transfer.more:
             return None
         first, whole = self._first, b"".join(self._parts) if self._size <= self.limit else None
-        self._reset()
+        self.reset()
         return first, whole
 
-    def _reset(self) -> None:
-        self._first, self._parts, self._size = None, [], 0
+    def _forget_parts(self) -> None:
+        self._parts = []
+        self._budget.used -= self._taken
+        self._taken = 0
+
+    def reset(self) -> None:
+        """Forget the delivery."""
+        self._forget_parts()
+        self._first, self._size = None, 0
 
 
-class IncomingLink(Link):
-    """A client's sender: its messages go to a queue or topic."""
+class CreditedLink(Link):
+    """A link by which the client sends, with the credit that it has for this."""
 
-    # A batch may hold more than one message of the largest size; the service takes 1 MB at most.
-    BATCH_BYTES = 1 << 20
-
-    def __init__(self, channel: Channel, attach: amqp.Attach, node: Node) -> None:
+    def __init__(self, channel: Channel, attach: amqp.Attach, limit: int, credit: int) -> None:
         super().__init__(channel, attach)
-        self.node = node
-        self.path = node.path
-        self._gate = Gate(self.connection, Operation.SEND)
-        self._assembly = Assembly(max(self.BATCH_BYTES, node.queue.limits.max_message_bytes + 65536))
+        self._assembly = Assembly(limit, channel.connection.budget)
+        self._full_credit = credit
         self._credit = 0
         self._delivery_count = attach.initial_delivery_count or 0
-        self.last_transfer = channel.connection.namespace.loop_time()
+        self.last_transfer = channel.connection.last_read
 
     def grant(self) -> None:
-        """Give the sender its credit."""
-        self._credit = self.connection.profile.sender_credit
+        """Give the client its credit."""
+        self._credit = self._full_credit
         self.channel.link_flow(self.handle, delivery_count=self._delivery_count, link_credit=self._credit, available=0)
 
     def on_flow(self, flow: amqp.Flow) -> None:
         if flow.echo:
-            self.grant()
+            self.channel.renew_later(self)
 
     def on_transfer(self, transfer: amqp.Transfer, payload: bytes) -> None:
         done = self._assembly.add(transfer, payload)
         if done is None:
             return
-        first, whole = done
         self.last_transfer = self.connection.last_read
         self._delivery_count = (self._delivery_count + 1) & _MASK
         self._credit -= 1
         if self._credit < 0 and self.connection.profile.enforces:
             self.channel.detach(self, BrokerError(TRANSFER_LIMIT, "A message was sent without link credit."))
             return
-        if self._credit <= self.connection.profile.sender_credit // 2:
-            self.grant()
+        if self._credit <= self._full_credit // 2:
+            self.channel.renew_later(self)
+        self.on_delivery(*done)
+
+    def on_delivery(self, transfer: amqp.Transfer, payload: bytes | None) -> None:
+        """A whole delivery arrived; None if it was too large."""
+
+    def drop(self) -> None:
+        super().drop()
+        self._assembly.reset()
+
+
+class IncomingLink(CreditedLink):
+    """A client's sender: its messages go to a queue or topic."""
+
+    # A batch may hold more than one message of the largest size; the service takes 1 MB at most.
+    BATCH_BYTES = 1 << 20
+
+    def __init__(self, channel: Channel, attach: amqp.Attach, node: Node) -> None:
+        limit = max(self.BATCH_BYTES, node.queue.limits.max_message_bytes + 65536)
+        super().__init__(channel, attach, limit, channel.connection.profile.sender_credit)
+        self.node = node
+        self.path = node.path
+        self._gate = Gate(self.connection, Operation.SEND)
+
+    def on_delivery(self, transfer: amqp.Transfer, payload: bytes | None) -> None:
         if self.connection.namespace.faults.active or not self._gate.is_clear:
-            size = len(whole) if whole is not None else 0
-            self._gate.perform(self.node.path, lambda fault: self._receive(first, whole, fault), size)
+            size = len(payload) if payload is not None else 0
+            self._gate.perform(self.node.path, lambda fault: self._receive(transfer, payload, fault), size)
         else:
-            self._receive(first, whole, None)
+            self._receive(transfer, payload, None)
 
     def _receive(self, transfer: amqp.Transfer, payload: bytes | None, fault: Fault | None) -> None:
         delivery_id = transfer.delivery_id or 0
@@ -179,14 +225,7 @@ class IncomingLink(Link):
     def tick(self, now: float) -> None:
         profile = self.connection.profile
         if profile.link_idle is not None and now - self.last_transfer > profile.link_idle:
-            self.channel.detach(
-                self,
-                BrokerError(
-                    DETACH_FORCED,
-                    f"The link '{self.name}' is force detached. Code: publisher(link). Details:"
-                    f" AmqpMessagePublisher.IdleTimerExpired: Idle timeout: {profile.link_idle:g} s.",
-                ),
-            )
+            self.channel.detach(self, idle_too_long(self, "publisher", "AmqpMessagePublisher", profile.link_idle))
         elif not self.connection.allows(self.node.path, Right.SEND):
             self.channel.detach(self, token_expired(self.node.path))
 
@@ -208,7 +247,7 @@ class OutgoingLink(Link):
         self._reserved = 0
         self._delivery_count = 0
         self._draining = False
-        self.waiting = False
+        self._last_active = channel.connection.last_read
 
     # ---- what the queue asks ----
 
@@ -256,6 +295,7 @@ class OutgoingLink(Link):
     # ---- what the client says ----
 
     def on_flow(self, flow: amqp.Flow) -> None:
+        self._last_active = self.connection.last_read
         if flow.link_credit is not None:
             seen = flow.delivery_count if flow.delivery_count is not None else 0
             credit = (seen + flow.link_credit - self._delivery_count) & _MASK
@@ -293,6 +333,7 @@ class OutgoingLink(Link):
 
     def settle(self, delivery_id: int, token: bytes, state: Any, settled: bool) -> None:
         """The client says what became of a delivery."""
+        self._last_active = self.connection.last_read
         if self.connection.namespace.faults.active or not self._settle_gate.is_clear:
             self._settle_gate.perform(
                 self.node.path, lambda fault: self._settle(delivery_id, token, state, settled, fault)
@@ -327,7 +368,12 @@ class OutgoingLink(Link):
             done(error)
 
     def tick(self, now: float) -> None:
-        if not self.connection.allows(self.node.path, Right.LISTEN):
+        idle = self.connection.profile.link_idle
+        if self._credit or self._reserved:
+            self._last_active = now  # whoever waits for messages is not idle
+        if idle is not None and now - self._last_active > idle:
+            self.channel.detach(self, idle_too_long(self, "consumer", "AmqpMessageConsumer", idle))
+        elif not self.connection.allows(self.node.path, Right.LISTEN):
             self.channel.detach(self, token_expired(self.node.path))
 
     def drop(self) -> None:
@@ -362,6 +408,15 @@ def _echo(state: amqp.Modified | amqp.Released) -> Any:
     if isinstance(state, amqp.Released):
         return amqp.Released()
     return amqp.Modified(state.delivery_failed, state.undeliverable_here)
+
+
+def idle_too_long(link: Link, role: str, kind: str, seconds: float) -> BrokerError:
+    """In the service's words."""
+    return BrokerError(
+        DETACH_FORCED,
+        f"The link '{link.name}' is force detached. Code: {role}(link{link.handle}). Details:"
+        f" {kind}.IdleTimerExpired: Idle timeout: {timedelta(seconds=seconds)!s:0>8}.",
+    )
 
 
 def token_expired(path: str) -> BrokerError:

@@ -81,7 +81,7 @@ class Namespace:
         self.name = config.name
         self.host = host
         self.clock = clock
-        self.profile = profile if profile is not None else PROFILES[config.profile]
+        self.profile = config.profile_changes.apply(profile or PROFILES[config.profile])
         self.faults = Faults()
         self.deliver_pings = config.deliver_pings
         self.connections: set[Connection] = set()
@@ -109,7 +109,7 @@ class Namespace:
         self.loop_time = loop.time
         self.store = Store(self._data, self.config.durability)
         try:
-            self.throttle = Throttle(self.profile.throttle, loop.time)
+            self.throttle = Throttle(self.name, self.profile.throttle, loop.time)
             environment = Environment(
                 self.store,
                 lambda: int(self.clock() * 1000),
@@ -307,6 +307,15 @@ class Namespace:
         grant = self.verify(authorization, path)
         if not grant.allows(path, right):
             raise missing_right(right, path)
+
+    def is_called(self, host: str) -> bool:
+        """Whether a client may reach this namespace under the name or address of `host`."""
+        bare = host.rpartition(":")[0] if host.count(":") == 1 else host.strip("[]")
+        bare = bare.lower()
+        names = {self.name, f"{self.name}.servicebus.windows.net", self.host, *self._certificate_names}
+        names |= {"localhost", "127.0.0.1", "::1", *self.config.audience_hosts}
+        # Whoever listens on all addresses is reached under names that nobody here can know.
+        return self.host in ("0.0.0.0", "::") or bare in {name.lower() for name in names}
 
     # ---- tokens ----
 

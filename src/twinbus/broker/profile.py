@@ -1,11 +1,12 @@
 """How strict a namespace is: the default is generous, `azure` demands what the real service demands.
 
-The figures of `AZURE` come from public traces and documents. Tests shorten the times with `dataclasses.replace`.
+The figures of `AZURE` come from public traces and documents. Tests shorten the times with `dataclasses.replace`, or
+with the same names in a configuration file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 
@@ -28,8 +29,9 @@ class Profile:
     idle_timeout: float
     incoming_window: int
     sender_credit: int
-    # A sender link without transfers is detached after this many seconds, a connection without links later.
+    # A link without transfers, and without credit, is detached after this many seconds.
     link_idle: float | None = None
+    # A connection without links is closed after this many.
     connection_idle: float | None = None
     # Messages a second the namespace takes before it answers server-busy.
     throttle: int | None = None
@@ -64,3 +66,20 @@ AZURE = Profile(
 )
 
 PROFILES = {profile.name: profile for profile in (DEFAULT, AZURE)}
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileChanges:
+    """What a configuration file changes in a profile; None leaves it as it is."""
+
+    idle_timeout: float | None = None
+    link_idle: float | None = None
+    connection_idle: float | None = None
+    throttle: int | None = None
+
+    def apply(self, profile: Profile) -> Profile:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(profile, **{name: value for name, value in given.items() if value is not None})
+
+
+UNCHANGED = ProfileChanges()

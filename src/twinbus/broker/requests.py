@@ -12,10 +12,11 @@ from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.types import DecodeError, Int, Symbol
 
-from .errors import DECODE_ERROR, INTERNAL_ERROR, NOT_ALLOWED, BrokerError
+from .errors import DECODE_ERROR, INTERNAL_ERROR, NOT_ALLOWED, QUOTA_EXCEEDED, BrokerError
 from .faults import Fault, Kind, Operation
 from .gates import Gate
-from .links import Assembly, Link
+from .links import CreditedLink, Link, idle_too_long, token_expired
+from .security import Right
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("twinbus.broker.requests")
 
 MAX_PENDING = 100
+MAX_HELD_BYTES = 8 << 20
 CREDIT = 100
 
 
@@ -121,13 +123,13 @@ class ResponseLink(Link):
         self._credit = 0
         self._delivery_count = 0
         self._held: list[bytes] = []
+        self._held_bytes = 0
 
     def on_flow(self, flow: amqp.Flow) -> None:
         if flow.link_credit is not None:
             seen = flow.delivery_count or 0
             self._credit = max(0, seen + flow.link_credit - self._delivery_count)
-        while self._held and self._credit > 0:
-            self._transfer(self._held.pop(0))
+        self.wake()
         if flow.drain:
             self._delivery_count += self._credit
             self._credit = 0
@@ -141,11 +143,18 @@ class ResponseLink(Link):
             )
 
     def answer(self, payload: bytes) -> None:
-        """Send an answer, or keep it until there is credit."""
-        if self._credit > 0:
+        """Send an answer, or keep it until there is credit and room."""
+        self._held.append(payload)
+        self._held_bytes += len(payload)
+        self.wake()
+        if len(self._held) > MAX_PENDING or self._held_bytes > MAX_HELD_BYTES:
+            self.connection.close(BrokerError(QUOTA_EXCEEDED, "Too many answers wait for credit."))
+
+    def wake(self) -> None:
+        while self._held and self._credit > 0 and self.channel.can_send():
+            payload = self._held.pop(0)
+            self._held_bytes -= len(payload)
             self._transfer(payload)
-        elif len(self._held) < MAX_PENDING:
-            self._held.append(payload)
 
     def _transfer(self, payload: bytes) -> None:
         self._credit -= 1
@@ -153,50 +162,31 @@ class ResponseLink(Link):
         self.channel.transfer(self, self._delivery_count.to_bytes(4, "big"), None, payload)
 
 
-class RequestLink(Link):
+class RequestLink(CreditedLink):
     """Carries requests from the client."""
 
     def __init__(self, channel: Channel, attach: amqp.Attach, node: RequestNode, address: str) -> None:
-        super().__init__(channel, attach)
+        super().__init__(channel, attach, node.MAX_REQUEST, CREDIT)
         self.node = node
         self.path = node.path
         self.address = address
         self._gate = Gate(self.connection, Operation.TOKEN if node.path is None else Operation.MANAGEMENT)
-        self._assembly = Assembly(node.MAX_REQUEST)
-        self._delivery_count = attach.initial_delivery_count or 0
-        self._credit = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def grant(self) -> None:
-        self._credit = CREDIT
-        self.channel.link_flow(self.handle, delivery_count=self._delivery_count, link_credit=CREDIT, available=0)
-
-    def on_flow(self, flow: amqp.Flow) -> None:
-        if flow.echo:
-            self.grant()
-
-    def on_transfer(self, transfer: amqp.Transfer, payload: bytes) -> None:
-        done = self._assembly.add(transfer, payload)
-        if done is None:
-            return
-        first, whole = done
-        self._delivery_count += 1
-        self._credit -= 1
-        if self._credit <= CREDIT // 2:
-            self.grant()
-        if not first.settled and first.delivery_id is not None:
-            self.channel.accept(first.delivery_id)
+    def on_delivery(self, transfer: amqp.Transfer, payload: bytes | None) -> None:
+        if not transfer.settled and transfer.delivery_id is not None:
+            self.channel.accept(transfer.delivery_id)
         if len(self._tasks) >= MAX_PENDING:
             raise BrokerError(NOT_ALLOWED, f"More than {MAX_PENDING} requests are waiting for an answer.")
-        if whole is None:
+        if payload is None:
             raise BrokerError(NOT_ALLOWED, f"A request is larger than {self.node.MAX_REQUEST} bytes.")
         try:
-            request = parse_request(whole)
+            request = parse_request(payload)
         except DecodeError as error:
             raise BrokerError(DECODE_ERROR, f"The request is malformed: {error}") from error
         if self.connection.namespace.faults.active or not self._gate.is_clear:
             subject = self.node.subject(request)
-            self._gate.perform(subject.path, lambda fault: self._start(request, fault), len(whole), subject.spared_by)
+            self._gate.perform(subject.path, lambda fault: self._start(request, fault), len(payload), subject.spared_by)
         else:
             self._start(request, None)
 
@@ -228,6 +218,21 @@ class RequestLink(Link):
             if reply_to is not None and link.target == reply_to:
                 return link
         return candidates[0] if candidates else None
+
+    def tick(self, now: float) -> None:
+        if self.path is None:
+            return
+        idle = self.connection.profile.link_idle
+        if idle is not None and now - self.last_transfer > idle:
+            self._detach_both(idle_too_long(self, "management", "AmqpControlProtocolClient", idle))
+        elif not any(self.connection.allows(self.path, right) for right in Right):
+            self._detach_both(token_expired(self.path))
+
+    def _detach_both(self, error: BrokerError) -> None:
+        """A request link is nothing without the link for its answers."""
+        for link in list(self.channel.links.values()):
+            if link is self or (isinstance(link, ResponseLink) and link.source == self.address):
+                self.channel.detach(link, error)
 
     def drop(self) -> None:
         super().drop()

@@ -4,6 +4,10 @@ Everything that must survive goes through `Store.submit`: the changes of one uni
 at all, units in the order they were submitted, and `done` runs on the event loop after the commit. While one
 group is being written the next one collects, so the cost of a sync is shared by everything that waited for it.
 Reads happen on the event loop through a second connection, which sees only what is committed.
+
+Where a commit does not wait for the disk, a small group is written on the event loop itself: handing it to a thread
+and back would cost several times what the commit costs. The log is copied into the database by the thread alone, so
+that the loop never waits for a sync.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ logger = logging.getLogger("twinbus.broker.store")
 
 MAX_GROUP = 2_000  # units in one commit: bounds the time a single send waits
 CACHE_KIB = 16 * 1024
-WAL_PAGES = 2_000
+CHECKPOINT_BYTES = 8 << 20  # written to the log before it is copied into the database
+INLINE_UNITS = 16  # a group up to this size is written without the thread, unless it has to wait for the disk
+CHANGE_BYTES = 256  # what a change takes in the log besides the message, roughly
 PRESSURE_BYTES = 16 << 20  # waiting to be written: above this, connections stop reading
 
 
@@ -53,6 +59,7 @@ class StoreError(Exception):
 
 
 Done = Callable[[StoreError | None], None]
+Rows = list[tuple[object, ...]]
 
 
 class Unit(NamedTuple):
@@ -70,6 +77,32 @@ def _lock_folder(folder: Path) -> IO[bytes]:
     return file
 
 
+def _sorted_out(group: list[Unit]) -> tuple[Rows, list[tuple[str, Rows]], Rows]:
+    """New messages, the other changes in order with equal statements together, and what they do to the counters."""
+    inserts: Rows = []
+    others: list[tuple[str, Rows]] = []
+    counters: dict[int, list[int]] = {}
+    for unit in group:
+        for sql, parameters, key, active, deferred, scheduled, size, last in unit.changes:
+            if sql is INSERT:
+                inserts.append(parameters)
+            elif others and others[-1][0] is sql:
+                others[-1][1].append(parameters)
+            else:
+                others.append((sql, [parameters]))
+            if key >= 0:
+                counts = counters.get(key)
+                if counts is None:
+                    counters[key] = [active, deferred, scheduled, size, last]
+                else:
+                    counts[0] += active
+                    counts[1] += deferred
+                    counts[2] += scheduled
+                    counts[3] += size
+                    counts[4] = max(counts[4], last)
+    return inserts, others, [(key, *counts) for key, counts in counters.items()]
+
+
 class Store:
     """The database of one namespace. Open it on the running event loop; every method is called there."""
 
@@ -84,10 +117,13 @@ class Store:
         self.path = folder / "namespace.db"
         self._lock = _lock_folder(folder)
         self.pending_bytes = 0
+        self._inline = durability is not Durability.FULL
+        self._logged = 0
         self._pressed: list[Callable[[], None]] = []
         self._waiting: list[Unit] = []
         self._writing = False
         self._flush_scheduled = False
+        self._collecting = False
         self._closed = False
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
@@ -118,7 +154,7 @@ class Store:
                 raise StoreError(f"the database {self.path} needs a file system with shared memory: a local disk")
             connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self.durability]}")
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.execute("PRAGMA busy_timeout = 5000")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
@@ -158,10 +194,24 @@ class Store:
             return
         self.pending_bytes += size
         self._waiting.append(Unit(changes, done, size))
-        if not self._writing and not self._flush_scheduled:
+        self._idle.clear()
+        if not self._writing and not self._flush_scheduled and not self._collecting:
             self._flush_scheduled = True
-            self._idle.clear()
             self._loop.call_soon(self._flush)
+
+    def collect(self) -> None:
+        """Let what is submitted from here on wait for `write_collected`: it belongs together."""
+        self._collecting = True
+
+    def write_collected(self) -> None:
+        """Write what was collected, at once if that is cheap: a turn of the event loop costs as much as a commit."""
+        self._collecting = False
+        if self._waiting and not self._writing and not self._flush_scheduled:
+            if self._inline and len(self._waiting) <= INLINE_UNITS:
+                self._flush()
+            else:
+                self._flush_scheduled = True
+                self._loop.call_soon(self._flush)
 
     async def commit(self, changes: Sequence[Change]) -> None:
         """Submit and wait; raises `StoreError`."""
@@ -183,6 +233,11 @@ class Store:
         if self._writing or not self._waiting:
             return
         group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+        if self._inline and len(group) <= INLINE_UNITS and self._logged < CHECKPOINT_BYTES:
+            failure = self._try_write(group)
+            if failure is None:
+                self._committed(group, [None] * len(group))
+                return
         self._writing = True
         self._handover.put(group)
 
@@ -214,6 +269,8 @@ class Store:
                 errors = self._write_apart(group)
                 failed = len(group) - errors.count(None)
                 logger.error("%d of %d changes could not be stored: %s", failed, len(group), failure)
+            if self._logged >= CHECKPOINT_BYTES:
+                self._make_room()
             self._loop.call_soon_threadsafe(self._committed, group, errors)
 
     def _write_apart(self, group: list[Unit]) -> list[StoreError | None]:
@@ -225,6 +282,7 @@ class Store:
         return self._write_apart(group[:half]) + self._write_apart(group[half:])
 
     def _try_write(self, group: list[Unit]) -> StoreError | None:
+        # One thread at a time: the loop writes only while nothing is handed over.
         # Whatever goes wrong must not end the thread: a sender would wait for its answer for ever.
         try:
             self._write(group)
@@ -237,7 +295,8 @@ class Store:
         return None
 
     def _make_room(self) -> None:
-        """On a full disk the log cannot grow; what it holds may fit into the database, and then it starts anew."""
+        """Copy the log into the database, so that it can start anew: now and then, and when the disk is full."""
+        self._logged = 0
         with contextlib.suppress(sqlite3.Error):
             self._writer_connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
@@ -247,38 +306,26 @@ class Store:
         New messages go first, in one statement: a key is never reused, so nothing in the group can depend on a
         message not being there yet.
         """
-        inserts: list[tuple[object, ...]] = []
-        others: list[tuple[str, list[tuple[object, ...]]]] = []
-        counters: dict[int, list[int]] = {}
-        for unit in group:
-            for sql, parameters, key, active, deferred, scheduled, size, last in unit.changes:
-                if sql is INSERT:
-                    inserts.append(parameters)
-                elif others and others[-1][0] is sql:
-                    others[-1][1].append(parameters)
-                else:
-                    others.append((sql, [parameters]))
-                if key >= 0:
-                    counts = counters.get(key)
-                    if counts is None:
-                        counters[key] = [active, deferred, scheduled, size, last]
-                    else:
-                        counts[0] += active
-                        counts[1] += deferred
-                        counts[2] += scheduled
-                        counts[3] += size
-                        counts[4] = max(counts[4], last)
-        if not inserts and not others:
-            return
         connection = self._writer_connection
-        connection.execute("BEGIN IMMEDIATE")
-        if inserts:
+        if len(group) == 1 and len(group[0].changes) == 1:
+            # One client that waits for each answer: every microsecond here is one it waits for.
+            sql, parameters, key, *counts = group[0].changes[0]
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(sql, parameters)
+            if key >= 0:
+                connection.execute(COUNT, (key, *counts))
+            connection.execute("COMMIT")
+        else:
+            inserts, others, counters = _sorted_out(group)
+            if not inserts and not others:
+                return
+            connection.execute("BEGIN IMMEDIATE")
             connection.executemany(INSERT, inserts)
-        if counters:
-            connection.executemany(COUNT, [(key, *counts) for key, counts in counters.items()])
-        for sql, rows in others:
-            connection.executemany(sql, rows)
-        connection.execute("COMMIT")
+            connection.executemany(COUNT, counters)
+            for sql, rows in others:
+                connection.executemany(sql, rows)
+            connection.execute("COMMIT")
+        self._logged += sum(unit.size + CHANGE_BYTES * len(unit.changes) for unit in group)
 
     # ---- closing ----
 

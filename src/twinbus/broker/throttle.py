@@ -10,7 +10,8 @@ from .errors import SERVER_BUSY, BrokerError
 class Throttle:
     """A bucket of one second's messages for a whole namespace; without a rate it admits everything."""
 
-    def __init__(self, rate: int | None, now: Callable[[], float]) -> None:
+    def __init__(self, namespace: str, rate: int | None, now: Callable[[], float]) -> None:
+        self._namespace = namespace
         self._rate = rate
         self._now = now
         self._left = float(rate or 0)
@@ -28,10 +29,11 @@ class Throttle:
         self._left -= messages
         return True
 
-    @staticmethod
-    def busy() -> BrokerError:
+    def busy(self) -> BrokerError:
+        """In the service's words."""
         return BrokerError(
             SERVER_BUSY,
-            "The request was terminated because the namespace is being throttled. Error code : 50009."
+            f"The request was terminated because the namespace {self._namespace} is being throttled."
+            " Error code : 50009."
             " Please wait 2 seconds and try again.",
         )

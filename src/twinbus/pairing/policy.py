@@ -178,7 +178,7 @@ def _of_service_bus(error: ServiceBusError) -> Cause:
         return Cause.UNAVAILABLE
     if isinstance(error, TwinbusError):
         return Cause.CALLER
-    if isinstance(error, ServiceBusAuthenticationError):
+    if isinstance(error, ServiceBusAuthenticationError) or _token_status(error) is not None:
         return _of_authentication(error)
     # The condition has no public name on the exception, and only there for answers of a management node. It goes
     # before the class: a connection that was closed because of a quota is a connection error with that condition.
@@ -194,14 +194,21 @@ def _of_service_bus(error: ServiceBusError) -> Cause:
     return Cause.UNAVAILABLE
 
 
-def _of_authentication(error: ServiceBusAuthenticationError) -> Cause:
+def _of_authentication(error: ServiceBusError) -> Cause:
     """`$cbs` has refused a token, or could not be asked."""
-    inner = error.inner_exception
-    status = getattr(inner, "status_code", None)
-    if isinstance(status, int) and status:
+    status = _token_status(error)
+    if status is not None:
         return Cause.BUSY if status == 503 else _of_status(status)
-    # Over WebSockets the SDK reports a host that it cannot resolve or reach like this, too.
-    return Cause.UNAVAILABLE if getattr(inner, "inner_error", None) is not None else Cause.CALLER
+    # Over WebSockets the SDK reports a host that it cannot resolve or reach like this, too. If there is nothing
+    # behind it, the service has refused the token with a condition that the SDK keeps to itself.
+    return Cause.UNAVAILABLE if getattr(error.inner_exception, "inner_error", None) is not None else Cause.CALLER
+
+
+def _token_status(error: ServiceBusError) -> int | None:
+    """What `$cbs` has answered. With a custom endpoint the SDK makes a connection error of it."""
+    inner = error.inner_exception
+    status = None if isinstance(inner, AzureError) else getattr(inner, "status_code", None)
+    return status if isinstance(status, int) and status else None
 
 
 def _of_wrapped(inner: BaseException) -> Cause:

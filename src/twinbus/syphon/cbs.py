@@ -28,6 +28,10 @@ RETRY_AT_LEAST = 1.0
 _CONDITIONS = {401: "amqp:unauthorized-access", 403: "amqp:unauthorized-access", 404: "amqp:not-found"}
 
 
+class StaleToken(AuthenticationFailed):
+    """The credential gave a token that is no better than the last; it may keep one until shortly before its end."""
+
+
 class Audience:
     """Something that a token is for, and the links that live by it."""
 
@@ -104,9 +108,7 @@ class TokenKeeper:
     async def _show(self, audience: Audience, deadline: Deadline) -> None:
         token = await self._token(audience.name, deadline)
         if token.expires_at <= max(self._clock(), audience.expires_at):
-            raise AuthenticationFailed(
-                f"the credential has no fresh token for '{audience.name}'", "amqp:unauthorized-access"
-            )
+            raise StaleToken(f"the credential has no fresh token for '{audience.name}'", "amqp:unauthorized-access")
         links = await self._open(deadline)
         properties = {
             "operation": "put-token",
@@ -161,10 +163,11 @@ class TokenKeeper:
                 return
             except AmqpError as error:
                 failure = error
-        left = audience.expires_at - self._clock()
-        logger.warning("the token for %s was not renewed, %.0f s are left: %s", audience.name, left, failure)
         if self._closed:
             return
+        left = audience.expires_at - self._clock()
+        level = logging.DEBUG if isinstance(failure, StaleToken) and left > 0 else logging.WARNING
+        logger.log(level, "the token for %s was not renewed, %.0f s are left: %s", audience.name, left, failure)
         if left > 0:
             self._renew_in(audience, min(max(left / 4, RETRY_AT_LEAST), left))
             return

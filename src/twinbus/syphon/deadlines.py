@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from .errors import TimedOut
+
+if TYPE_CHECKING:
+    from .session import Session
 
 
 @contextlib.asynccontextmanager
@@ -19,6 +23,27 @@ async def within(seconds: float, what: str) -> AsyncIterator[None]:
         if not scope.expired():
             raise  # somebody else's
         raise TimedOut(f"{what} within {seconds:g} seconds") from None
+
+
+@contextlib.asynccontextmanager
+async def answered_within(seconds: float, what: str, session: Session) -> AsyncIterator[None]:
+    """`within`, for an answer of the peer.
+
+    A peer that says nothing else either is asked for a sign of life at half-time. If none comes, it is not one entity
+    that is silent, and the connection is cut.
+    """
+    loop = asyncio.get_running_loop()
+    asked_at = loop.time()
+    probe = loop.call_later(seconds / 2, session.probe, asked_at)
+    try:
+        async with within(seconds, what):
+            yield
+    except TimedOut as late:
+        if session.wire.last_read < asked_at:
+            session.wire.fail(late)
+        raise
+    finally:
+        probe.cancel()
 
 
 class Deadline:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import frame
 
-from .deadlines import within
+from .deadlines import answered_within
 from .errors import AmqpError, LinkDetached, TimedOut
 
 if TYPE_CHECKING:
@@ -79,16 +79,12 @@ class Link:
 
     async def attach(self, seconds: float) -> None:
         """Attach, or raise `LinkDetached` with the peer's reason, `TimedOut` or `ConnectionLost`."""
-        asked_at = self._loop.time()
         self._wire.write(frame(self._session.channel, self.attach_frame()))
         try:
-            async with within(seconds, f"'{self.path}' was not attached"):
+            async with answered_within(seconds, f"'{self.path}' was not attached", self._session):
                 await self.attached
         except TimedOut as late:
-            if self._wire.last_read < asked_at:
-                self._wire.fail(late)  # it is not this entity alone that is silent
-            else:
-                self.give_up(late)
+            self.give_up(late)
             raise
         except asyncio.CancelledError:
             self.give_up(LinkDetached("the link was given up before it was attached"))
@@ -146,7 +142,7 @@ class Link:
         self.ended(error)
 
     def _write_detach(self, reason: amqp.Error | None) -> None:
-        if not self._detach_sent and self._wire.error is None:
+        if not self._detach_sent and self._wire.error is None and not self._session.ended:
             self._detach_sent = True
             self._session.write_collected()
             self._wire.write(frame(self._session.channel, amqp.Detach(self.handle, True, reason)))

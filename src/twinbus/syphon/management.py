@@ -103,8 +103,13 @@ class Management:
         await self._links.close(seconds)
 
     async def _ask(self, operation: str, body: dict[str, Any], seconds: float | None) -> Answer:
-        properties = {"operation": f"com.microsoft:{operation}"}
-        answer = await self._links.request(properties, body, self._seconds if seconds is None else seconds)
+        seconds = self._seconds if seconds is None else seconds
+        properties = {
+            "operation": f"com.microsoft:{operation}",
+            # The node gives up, too: nobody would take a lock that comes later.
+            "com.microsoft:server-timeout": UInt(int(seconds * 1000)),
+        }
+        answer = await self._links.request(properties, body, seconds)
         if not answer.is_ok:
             raise RequestFailed(answer.description, answer.condition, answer.status)
         return answer

@@ -27,7 +27,7 @@ DEFER = amqp.Modified(delivery_failed=True, undeliverable_here=True)
 def dead_letter(reason: str, description: str) -> amqp.Rejected:
     """The outcome that moves a message to the dead-letter queue, with the two texts its reader will see."""
     info = {Symbol("DeadLetterReason"): reason, Symbol("DeadLetterErrorDescription"): description}
-    return amqp.Rejected(amqp.Error(DEAD_LETTER, None, info))
+    return amqp.Rejected(amqp.Error(DEAD_LETTER, description, info))
 
 
 class Delivery(NamedTuple):
@@ -85,7 +85,6 @@ class Receiver(Link):
             rcv_settle_mode=self._settle_modes[1],
             source=amqp.Source(self.path),
             target=amqp.Target(self._target),
-            max_message_size=self._max_message_size,
         )
 
     def confirmed(self, attach: amqp.Attach) -> None:
@@ -209,6 +208,10 @@ class Receiver(Link):
             self._session.accept(self, delivery.id, on_done)
         else:
             self._session.settle(self, delivery.id, outcome, on_done)
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """Settle as accepted at once, where the receiver has the first and only word (receiver settle mode 0)."""
+        self._session.acknowledge(delivery.id)
 
     async def settled(self, delivery: Delivery, outcome: Any, seconds: float) -> None:
         """Settle and wait until the peer has confirmed it; raises what became of it instead."""

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from twinbus.amqp import sections
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.types import DecodeError, UInt
+from twinbus.amqp.types import DecodeError
 
-from .deadlines import Deadline, within
-from .errors import AmqpError, LinkDetached, NoRoom, TimedOut
+from .deadlines import Deadline, answered_within
+from .errors import AmqpError, LinkDetached, NoRoom
 from .links import Link, OnEnd
-from .receiver import ACCEPT, Delivery, Receiver
+from .receiver import Delivery, Receiver
 from .sender import Sender
 from .session import Session
 
@@ -83,13 +83,13 @@ class RequestLinks:
             self._on_answer,
             self._ended,
             max_message_size=MAX_ANSWER_SIZE,
-            settle_modes=(1, 0),
+            settle_modes=(0, 0),
             target=self._reply_to,
         )
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._loop = asyncio.get_running_loop()
-        self._wire = session.wire
+        self._session = session
         self.node = node
         self.error: AmqpError | None = None
 
@@ -111,26 +111,19 @@ class RequestLinks:
     async def request(self, properties: dict[str, Any], body: Any, seconds: float) -> Answer:
         """Ask and wait for the answer, good or bad.
 
-        Raises `TimedOut`, `NoRoom` if too many wait already, or the error that ended the links. If nothing at all
-        came from the peer meanwhile, the connection is cut: it is not the node alone that is silent.
+        Raises `TimedOut`, `NoRoom` if too many wait already, or the error that ended the links.
         """
         if len(self._waiting) >= MAX_PENDING:
             raise NoRoom(f"'{self.node}' has {MAX_PENDING} requests to answer already")
         message_id = f"{self._reply_to}-{next(self._numbers)}"
-        properties = {**properties, "com.microsoft:server-timeout": UInt(int(seconds * 1000))}
         payload = encode_request(message_id, self._reply_to, properties, body)
         answered: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[message_id] = answered
-        asked_at = self._loop.time()
         try:
-            async with within(seconds, f"'{self.node}' did not answer"):
+            async with answered_within(seconds, f"'{self.node}' did not answer", self._session):
                 await self._sender.wait_for_room(seconds)
                 self._sender.send(payload, lambda error: self._taken(message_id, error))
                 return await answered
-        except TimedOut as late:
-            if self._wire.last_read < asked_at:
-                self._wire.fail(late)
-            raise
         finally:
             self._waiting.pop(message_id, None)
 
@@ -141,7 +134,7 @@ class RequestLinks:
 
     def _on_answer(self, delivery: Delivery) -> None:
         if not delivery.settled:
-            self._receiver.settle(delivery, ACCEPT, _no_matter)
+            self._receiver.acknowledge(delivery)
         if self._receiver.credit <= MAX_PENDING // 2:
             self._receiver.add_credit(MAX_PENDING - self._receiver.credit)
         correlation_id, answer = parse_answer(delivery.payload)
@@ -170,7 +163,3 @@ class RequestLinks:
     async def close(self, seconds: float) -> None:
         self.error = self.error or LinkDetached(f"the links to '{self.node}' were closed here")
         await asyncio.gather(self._sender.close(seconds), self._receiver.close(seconds))
-
-
-def _no_matter(error: AmqpError | None) -> None:
-    """An answer is ours whether or not the peer learns that we have it."""

@@ -87,6 +87,7 @@ class Session:
         self._settling: dict[int, Pending] = {}
         self._accepting: list[int] = []
         self._credit_changed: dict[Link, None] = {}
+        self._probed_at: float | None = None
         self.ended = False
 
     def begin(self) -> None:
@@ -209,19 +210,29 @@ class Session:
                 entry.tell(None if done else delivery_failure(state))
 
     def tick(self, now: float) -> None:
-        """Give up links whose oldest question is older than `patience`."""
-        overdue: dict[Link, float] = {}
+        """Give up links whose oldest question is older than `patience`, or the connection if it is silent."""
+        oldest = min((next(iter(one.values())).asked_at for one in (self._sent, self._settling) if one), default=now)
+        if self.wire.last_read < oldest < now - self.patience / 2:
+            if self._probed_at is None:
+                self._probed_at = now
+                self.probe(oldest)
+            elif oldest < now - self.patience and self._probed_at <= now - self.patience / 4:
+                self.wire.fail(TimedOut(f"nothing was answered within {self.patience:g} seconds"))
+            return
+        self._probed_at = None
+        overdue: dict[Link, None] = {}
         for pending in (self._sent, self._settling):
             for entry in pending.values():
                 if now - entry.asked_at <= self.patience:
                     break
-                overdue.setdefault(entry.link, entry.asked_at)
-        for link, asked_at in overdue.items():
-            late = TimedOut(f"'{link.path}' did not answer within {self.patience:g} seconds")
-            if self.wire.last_read < asked_at:
-                self.wire.fail(late)
-                return
-            link.give_up(late)
+                overdue[entry.link] = None
+        for link in overdue:
+            link.give_up(TimedOut(f"'{link.path}' did not answer within {self.patience:g} seconds"))
+
+    def probe(self, since: float) -> None:
+        """Ask a peer that has said nothing since then for a sign of life."""
+        if self.wire.last_read < since and self.wire.error is None and not self.ended:
+            self.wire.write(frame(self.channel, self._flow()._replace(echo=True)))
 
     # ---- deliveries ----
 
@@ -265,6 +276,10 @@ class Session:
         self._settling[number] = Pending(link, tell, self._time(), type(state))
         disposition = amqp.Disposition(amqp.ROLE_RECEIVER, number, number, False, state)
         self.wire.write(frame(self.channel, disposition))
+
+    def acknowledge(self, number: int) -> None:
+        """Settle a delivery as accepted, without waiting for anything."""
+        self.wire.write(disposition_frame(self.channel, amqp.ROLE_RECEIVER, number, number, None))
 
     def credit_changed(self, link: Link) -> None:
         """Have a link's credit told at the end of this turn."""

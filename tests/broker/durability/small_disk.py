@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from tests.broker.wire import ServeProcess
+
+resource = pytest.importorskip("resource")  # not on Windows
 
 MEGABYTE = 1 << 20
 DISK_BYTES = 8 * MEGABYTE

@@ -62,7 +62,7 @@ async def strike(bench: Bench, case: Case, entity: bool) -> None:
     active = bench.namespace.faults.add(case.struck(place.path if entity else None))
     patience = SHORT if case.error is OperationTimeoutError else 20.0
     if operation in (Operation.TOKEN, Operation.ATTACH) and case.error is OperationTimeoutError:
-        patience = 2.0  # the SDK sleeps for a part of it before it says anything
+        patience = 5.0  # it covers the connection, too, which takes a while when many are opened at once
     raised = None
     try:
         await perform(place, operation, prepared, patience)

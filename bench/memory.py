@@ -1,0 +1,138 @@
+"""What a million messages do to a namespace's memory, and how fast a queue of a million opens: `bench/memory.py`.
+
+First they pass through a queue, a part at a time; then they are stored and the namespace is started again. The last
+line is one JSON object. `QUICK=1` does a tenth; an argument names another number of messages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from raw import RawClient, accepted, encoded_messages, transfers
+
+SIZE = 1024
+PART = 20_000
+TOTAL = 100_000 if os.environ.get("QUICK") else 1_000_000
+REPORTS = 10
+QUEUE = "orders"
+STOP_SECONDS = 60.0
+MEGABYTE = 1 << 20
+
+
+class Served:
+    """A `twinbus serve` process that can be started again on the same folder."""
+
+    def __init__(self, folder: Path, durability: str) -> None:
+        config = folder / "memory.toml"
+        config.write_text(
+            f'durability = "{durability}"\n[namespaces.memory]\nport = 0\n'
+            f"[namespaces.memory.queues.{QUEUE}]\nmax_size_in_megabytes = 5120\n"
+        )
+        command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config)]
+        self._command = [*command, "--data", str(folder / "data")]
+
+    def start(self) -> float:
+        """Serve; the seconds until it was ready."""
+        started = time.perf_counter()
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline())
+        self.connection_string: str = ready["namespaces"]["memory"]["connection_string"]
+        return time.perf_counter() - started
+
+    def memory(self) -> float:
+        """Resident megabytes."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise RuntimeError("the process has no resident memory")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(STOP_SECONDS)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def send(served: Served, frames: bytes) -> None:
+    with RawClient(served.connection_string) as client:
+        client.attach_sender(QUEUE)
+        client.send(frames, PART)
+
+
+def receive(served: Served, count: int) -> None:
+    with RawClient(served.connection_string) as client:
+        client.attach_receiver(QUEUE)
+        client.settle(accepted(client.receive(count)), count)
+
+
+def pass_through(served: Served, frames: bytes, parts: int) -> list[float]:
+    """Send and receive part after part; the memory after the first one and on the way."""
+    found: list[float] = []
+    started = time.perf_counter()
+    for number in range(1, parts + 1):
+        send(served, frames)
+        receive(served, PART)
+        if number == 1 or number % max(1, parts // REPORTS) == 0:
+            found.append(served.memory())
+            seconds = time.perf_counter() - started
+            print(f"{number * PART:>9,} through the queue  {seconds:6.1f} s  {found[-1]:6.1f} MB resident")
+    return found
+
+
+def store(served: Served, frames: bytes, parts: int) -> list[float]:
+    """Send part after part; the memory before and on the way."""
+    found = [served.memory()]
+    started = time.perf_counter()
+    for number in range(1, parts + 1):
+        send(served, frames)
+        if number % max(1, parts // REPORTS) == 0:
+            found.append(served.memory())
+            seconds = time.perf_counter() - started
+            print(f"{number * PART:>9,} stored             {seconds:6.1f} s  {found[-1]:6.1f} MB resident")
+    return found
+
+
+def main() -> None:
+    total = int(sys.argv[1]) if len(sys.argv) > 1 else TOTAL
+    parts = max(1, total // PART)
+    frames = transfers(encoded_messages(PART, SIZE))
+    result: dict[str, Any] = {"messages": parts * PART}
+    with tempfile.TemporaryDirectory(prefix="twinbus-memory-") as name:
+        folder = Path(name)
+        served = Served(folder, "normal")
+        result["open_empty_seconds"] = served.start()
+        try:
+            through = pass_through(served, frames, parts)
+            result |= {"through_first_mb": through[0], "through_last_mb": through[-1], "through_most_mb": max(through)}
+            stored = store(served, frames, parts)
+            result |= {"stored_before_mb": stored[0], "stored_last_mb": stored[-1], "stored_most_mb": max(stored)}
+            served.stop()
+            size = sum(file.stat().st_size for file in (folder / "data").rglob("*") if file.is_file())
+            result["database_mb"] = size / MEGABYTE
+            result["open_full_seconds"] = served.start()
+            result["open_full_mb"] = served.memory()
+            started = time.perf_counter()
+            receive(served, PART)
+            result["first_part_seconds"] = time.perf_counter() - started
+            result["first_part_mb"] = served.memory()
+        finally:
+            served.stop()
+    print(
+        f"{result['messages']:,} stored: {result['database_mb']:.0f} MB on the disk, opened in"
+        f" {result['open_full_seconds']:.2f} s (empty: {result['open_empty_seconds']:.2f} s) with"
+        f" {result['open_full_mb']:.1f} MB resident; the first {PART:,} received in"
+        f" {result['first_part_seconds']:.1f} s, then {result['first_part_mb']:.1f} MB"
+    )
+    print(json.dumps({key: round(value, 2) for key, value in result.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What `twinbus serve` refuses to open: one line that says why, and exit code 1."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.broker.durability.tables import DATABASE
+from tests.broker.raw_client import RawClient, encoded_message
+from tests.broker.wire import START_SECONDS, ServeProcess
+
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.namespace import Namespace
+from twinbus.broker.schema import SCHEMA_VERSION
+from twinbus.broker.store import Store, StoreError
+
+NAMESPACE = "contoso"
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    """A data folder with a namespace that has a queue and messages in it."""
+    async with Namespace(NAMESPACE, data=tmp_path / NAMESPACE) as namespace:
+        await namespace.create(QueueDescription("orders"))
+        async with RawClient(namespace.connection_string) as client:
+            await client.put_token("orders")
+            sender = await client.sender("orders")
+            for number in range(50):
+                await sender.send(encoded_message(f"message-{number}", b"x" * 3000))
+    return tmp_path
+
+
+def _serve(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "twinbus", "serve", "--json", "--data", str(folder), "--namespace"]
+    return subprocess.run(
+        [*command, f"{NAMESPACE}=0"], capture_output=True, text=True, timeout=START_SECONDS, check=False
+    )
+
+
+def _refusal(folder: Path) -> str:
+    """The one line that a server prints which cannot start."""
+    ended = _serve(folder)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 1, ended.stderr
+    return lines[0]
+
+
+def test_garbage_instead_of_a_database_is_named(folder: Path) -> None:
+    database = folder / NAMESPACE / DATABASE
+    database.write_bytes(os.urandom(database.stat().st_size))
+    refusal = _refusal(folder)
+    assert str(database) in refusal
+    assert "not a database" in refusal
+
+
+def test_a_database_with_garbage_inside_is_named(folder: Path) -> None:
+    database = folder / NAMESPACE / DATABASE
+    with database.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(database.stat().st_size - 4096))
+    refusal = _refusal(folder)
+    assert str(database) in refusal
+    assert "malformed" in refusal
+
+
+def test_a_database_that_was_cut_is_named(folder: Path) -> None:
+    database = folder / NAMESPACE / DATABASE
+    os.truncate(database, 3 * 4096)
+    refusal = _refusal(folder)
+    assert str(database) in refusal
+    assert "malformed" in refusal
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_alone(folder: Path) -> None:
+    database = folder / NAMESPACE / DATABASE
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    before = database.read_bytes()
+    refusal = _refusal(folder)
+    assert "newer twinbus" in refusal
+    assert str(database) in refusal
+    assert database.read_bytes() == before
+
+
+def test_a_folder_that_another_server_uses_is_refused(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path, "--namespace", f"{NAMESPACE}=0") as first:
+        refusal = _refusal(tmp_path)
+        assert "in use" in refusal
+        assert str(tmp_path / NAMESPACE) in refusal
+        assert first.process is not None
+        assert first.process.poll() is None
+    assert _opens(tmp_path)
+
+
+def test_a_folder_is_free_again_after_a_kill(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path, "--namespace", f"{NAMESPACE}=0") as first:
+        first.kill()
+    assert _opens(tmp_path)
+
+
+def _opens(folder: Path) -> bool:
+    with ServeProcess(folder, "--namespace", f"{NAMESPACE}=0") as serve:
+        return NAMESPACE in serve.ready["namespaces"]
+
+
+async def test_a_store_that_cannot_be_opened_lets_go_of_its_folder(folder: Path) -> None:
+    data = folder / NAMESPACE
+    shutil.copy(data / DATABASE, folder / "good")
+    (data / DATABASE).write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match=DATABASE):
+        Store(data)
+    shutil.copy(folder / "good", data / DATABASE)
+    store = Store(data)
+    await store.close()
+
+
+async def test_two_stores_of_one_process_exclude_each_other_too(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(StoreError, match="in use"):
+        Store(tmp_path)
+    await store.close()
+
+
+@pytest.mark.parametrize("name", ["a#b", "50%41", "what?", "with space"])
+async def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    store = Store(tmp_path / name)
+    assert await asyncio.wait_for(store.commit([]), START_SECONDS) is None
+    assert store.reader.execute("SELECT COUNT(*) FROM messages").fetchone() == (0,)
+    await store.close()

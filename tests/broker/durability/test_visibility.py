@@ -1,0 +1,206 @@
+"""Nothing is acknowledged or delivered before it is stored, shown with a writer that waits to be told."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.broker.raw_client import Delivery, Gone, RawClient, Refused, encoded_message
+
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.namespace import Namespace
+from twinbus.broker.schema import Change
+from twinbus.broker.store import Store, StoreError, Unit
+
+QUEUE = "orders"
+SECONDS = 10.0
+
+
+class Writer:
+    """Stands in the way of the store's writer thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._write = Store._write
+        self._may_write = threading.Event()
+        self._may_write.set()
+        self._reached = threading.Event()
+        self.failing = False
+        self.groups: list[int] = []
+        monkeypatch.setattr(Store, "_write", lambda store, group: self._written(store, group))
+
+    def _written(self, store: Store, group: list[Unit]) -> None:
+        self._reached.set()
+        assert self._may_write.wait(SECONDS)
+        if self.failing and any(unit.changes for unit in group):
+            raise sqlite3.OperationalError("made to fail")
+        self.groups.append(len(group))
+        self._write(store, group)
+
+    def hold(self) -> None:
+        """Let nothing be written from now on."""
+        self._reached.clear()
+        self._may_write.clear()
+
+    async def held(self) -> None:
+        """Wait until something is about to be written."""
+        assert await asyncio.to_thread(self._reached.wait, SECONDS)
+
+    def let_go(self) -> None:
+        self._may_write.set()
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
+    made = Writer(monkeypatch)
+    yield made
+    made.let_go()
+
+
+@pytest.fixture
+async def namespace(writer: Writer) -> AsyncIterator[Namespace]:
+    async with Namespace("contoso") as running:
+        await running.create(QueueDescription(QUEUE))
+        yield running
+        writer.let_go()
+
+
+@pytest.fixture
+async def client(namespace: Namespace) -> AsyncIterator[RawClient]:
+    async with RawClient(namespace.connection_string) as connected:
+        await connected.put_token(QUEUE)
+        yield connected
+
+
+async def _receive(arrived: asyncio.Queue[Delivery]) -> Delivery:
+    return await asyncio.wait_for(arrived.get(), SECONDS)
+
+
+async def test_a_message_is_neither_acknowledged_nor_delivered_before_its_commit(
+    writer: Writer, client: RawClient
+) -> None:
+    arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+    receiver = await client.receiver(QUEUE, arrived.put_nowait)
+    receiver.grant(10)
+    sender = await client.sender(QUEUE)
+    outcomes: list[Refused | Gone | None] = []
+    writer.hold()
+    sender.submit(encoded_message("held"), outcomes.append)
+    await writer.held()
+    # The answer to this comes over the same connection, behind anything that was already on its way.
+    await client.put_token(QUEUE)
+    assert outcomes == []
+    assert arrived.empty()
+    writer.let_go()
+    assert (await _receive(arrived)).message_id == "held"
+    await client.put_token(QUEUE)
+    assert outcomes == [None]
+
+
+async def test_peek_shows_only_what_is_committed(writer: Writer, client: RawClient) -> None:
+    sender = await client.sender(QUEUE)
+    await sender.send(encoded_message("committed"))
+    writer.hold()
+    sender.submit(encoded_message("held"), lambda error: None)
+    await writer.held()
+    found = await client.manage(QUEUE, "peek-message", {"from-sequence-number": 0, "message-count": 10})
+    assert [Delivery(0, b"", one["message"]).message_id for one in found["messages"]] == ["committed"]
+
+
+async def test_a_completion_is_confirmed_after_its_commit(writer: Writer, client: RawClient) -> None:
+    arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+    sender = await client.sender(QUEUE)
+    await sender.send(encoded_message("one"))
+    receiver = await client.receiver(QUEUE, arrived.put_nowait)
+    receiver.grant(1)
+    delivery = await _receive(arrived)
+    outcomes: list[Refused | Gone | None] = []
+    writer.hold()
+    receiver.settle(delivery, outcomes.append)
+    await writer.held()
+    await client.put_token(QUEUE)
+    assert outcomes == []
+    writer.let_go()
+    await sender.send(encoded_message("two"))  # stored, so what was asked for before it is stored too
+    assert outcomes == [None]
+
+
+async def test_a_receiver_that_deletes_gets_a_message_after_its_deletion(writer: Writer, client: RawClient) -> None:
+    arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+    sender = await client.sender(QUEUE)
+    await sender.send(encoded_message("one"))
+    writer.hold()
+    receiver = await client.receiver(QUEUE, arrived.put_nowait, deletes=True)
+    receiver.grant(1)
+    await writer.held()
+    await client.put_token(QUEUE)
+    assert arrived.empty()
+    writer.let_go()
+    assert (await _receive(arrived)).message_id == "one"
+
+
+async def test_what_arrives_during_a_commit_shares_the_next_one(writer: Writer, client: RawClient) -> None:
+    sender = await client.sender(QUEUE)
+    writer.hold()
+    first = asyncio.ensure_future(sender.send(encoded_message("first")))
+    await writer.held()
+    others = [asyncio.ensure_future(sender.send(encoded_message(f"other-{number}"))) for number in range(500)]
+    await client.put_token(QUEUE)
+    before = len(writer.groups)
+    writer.let_go()
+    await asyncio.gather(first, *others)
+    assert writer.groups[before:] == [1, 500]
+
+
+async def test_a_failed_commit_is_refused_and_not_delivered(writer: Writer, client: RawClient) -> None:
+    arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+    receiver = await client.receiver(QUEUE, arrived.put_nowait)
+    receiver.grant(10)
+    sender = await client.sender(QUEUE)
+    writer.failing = True
+    with pytest.raises(Refused, match="made to fail"):
+        await sender.send(encoded_message("refused"))
+    writer.failing = False
+    await sender.send(encoded_message("stored"))
+    assert (await _receive(arrived)).message_id == "stored"
+    assert arrived.empty()
+
+
+async def test_a_repeated_message_is_not_acknowledged_if_the_first_was_not_stored(
+    writer: Writer, namespace: Namespace
+) -> None:
+    await namespace.create(QueueDescription("unique", requires_duplicate_detection=True))
+    async with RawClient(namespace.connection_string) as client:
+        await client.put_token("unique")
+        sender = await client.sender("unique")
+        writer.hold()
+        first = asyncio.ensure_future(sender.send(encoded_message("same")))
+        await writer.held()
+        second = asyncio.ensure_future(sender.send(encoded_message("same")))
+        await client.put_token("unique")
+        writer.failing = True
+        writer.let_go()
+        outcomes = await asyncio.gather(first, second, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [Refused, Refused]
+        writer.failing = False
+        await sender.send(encoded_message("same"))
+        await sender.send(encoded_message("same"))
+        found = await client.manage("unique", "peek-message", {"from-sequence-number": 0, "message-count": 10})
+        assert len(found["messages"]) == 1
+
+
+async def test_a_change_that_cannot_be_written_fails_alone(namespace: Namespace) -> None:
+    errors: dict[str, StoreError | None] = {}
+    setting = "INSERT INTO settings (name, value) VALUES (?, ?)"
+    for name in ("before", "bad", "after"):
+        value: object = 1 << 70 if name == "bad" else name
+        namespace.store.submit([Change(setting, (name, value))], lambda error, name=name: errors.update({name: error}))
+    await namespace.store.commit([])
+    assert errors["before"] is None
+    assert errors["after"] is None
+    assert isinstance(errors["bad"], StoreError)
+    kept = {row[0] for row in namespace.store.reader.execute("SELECT name FROM settings")}
+    assert {"before", "after"} <= kept
+    assert "bad" not in kept

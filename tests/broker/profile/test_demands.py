@@ -1,0 +1,199 @@
+"""What the azure profile demands of a client, and the default profile forgives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.broker.frame_peer import Ended, Peer, sender_attach, transfer
+from tests.broker.profile.conftest import QUEUE, Serve
+from tests.broker.raw_client import RawClient, Refused, encoded_message
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER
+from twinbus.broker import AZURE, Namespace, QueueDescription
+
+
+async def settled(peer: Peer, count: int) -> int:
+    """How many of so many deliveries are accepted before something else happens."""
+    accepted = 0
+    while accepted < count:
+        answer = await peer.expect((amqp.Disposition, amqp.Detach, amqp.End))  # type: ignore[arg-type]
+        if not isinstance(answer, amqp.Disposition):
+            return accepted
+        accepted += (answer.last if answer.last is not None else answer.first) - answer.first + 1
+    return accepted
+
+
+async def test_the_service_announces_its_limits(serve: Serve) -> None:
+    async with Peer(await serve()) as peer:
+        opened = await peer.open()
+        assert (opened.max_frame_size, opened.channel_max, opened.idle_time_out) == (65536, 4999, 120_000)
+        begun = await peer.begin()
+        assert (begun.incoming_window, begun.handle_max) == (5000, 255)
+        credit = await peer.attach_sender(QUEUE)
+        assert credit.link_credit == AZURE.sender_credit
+
+
+# ---- frames ----
+
+
+async def test_a_frame_larger_than_agreed_closes_the_connection(serve: Serve) -> None:
+    async with Peer(await serve()) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_sender(QUEUE)
+        peer.write(transfer(0, payload=bytes(65536)))
+        assert await peer.close_error() == "amqp:connection:framing-error"
+
+
+async def test_a_channel_beyond_the_highest_closes_the_connection(serve: Serve) -> None:
+    async with Peer(await serve(channel_max=3)) as peer:
+        await peer.open()
+        await peer.begin(channel=3)
+        peer.send(amqp.Begin(None, 0, 100, 100), channel=4)
+        assert await peer.close_error() == "amqp:not-allowed"
+
+
+async def test_a_handle_beyond_the_highest_closes_the_connection(serve: Serve) -> None:
+    async with Peer(await serve(handle_max=3)) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_sender(QUEUE, handle=3)
+        peer.send(sender_attach(QUEUE, handle=4))
+        assert await peer.close_error() == "amqp:not-allowed"
+
+
+# ---- the session window ----
+
+
+async def test_transfers_beyond_the_window_end_the_session(serve: Serve) -> None:
+    namespace = await serve(incoming_window=10)
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_sender(QUEUE)
+        peer.write(*(transfer(number) for number in range(11)))
+        ended = await peer.expect(amqp.End)
+        assert isinstance(ended.error, amqp.Error)
+        assert ended.error.condition == "amqp:session:window-violation"
+        await peer.begin()  # the connection goes on
+
+
+async def test_transfers_within_the_window_are_renewed_room_for(serve: Serve) -> None:
+    async with Peer(await serve(incoming_window=10)) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_sender(QUEUE)
+        allowed, sent = 10, 0
+        while sent < 100:
+            peer.write(*(transfer(number) for number in range(sent, allowed)))
+            sent = allowed
+            flow = await peer.expect(amqp.Flow)
+            assert flow.next_incoming_id is not None
+            allowed = min(100, flow.next_incoming_id + flow.incoming_window)
+        assert await settled(peer, 1) == 1
+
+
+# ---- link credit ----
+
+
+async def test_a_message_without_credit_detaches_the_link(serve: Serve) -> None:
+    async with Peer(await serve(sender_credit=5)) as peer:
+        await peer.open()
+        await peer.begin()
+        credit = await peer.attach_sender(QUEUE)
+        assert credit.link_credit == 5
+        peer.write(*(transfer(number) for number in range(6)))
+        detached = await peer.expect(amqp.Detach)
+        assert detached.error.condition == "amqp:link:transfer-limit-exceeded"
+
+
+async def test_credit_is_renewed_for_a_client_that_keeps_to_it(serve: Serve) -> None:
+    namespace = await serve(sender_credit=5, throttle=None)
+    async with RawClient(with_host(namespace)) as client:
+        await client.put_token(QUEUE)
+        sender = await client.sender(QUEUE)
+        for number in range(50):
+            await sender.send(encoded_message(str(number)))
+
+
+async def test_the_default_profile_forgives_both() -> None:
+    async with Namespace("contoso") as namespace, Peer(namespace) as peer:
+        await namespace.create(QueueDescription(QUEUE))
+        await peer.open()
+        await peer.begin()
+        credit = (await peer.attach_sender(QUEUE)).link_credit
+        assert credit is not None
+        peer.write(*(transfer(number) for number in range(credit + 100)))
+        assert await settled(peer, credit + 100) == credit + 100
+
+
+# ---- who is there ----
+
+
+async def test_amqp_without_sasl_is_answered_with_the_header_of_sasl(serve: Serve) -> None:
+    async with Peer(await serve()) as peer:
+        peer.write(AMQP_HEADER)
+        assert await peer.header() == SASL_HEADER
+        with pytest.raises(Ended):
+            await peer.next()
+
+
+async def test_the_default_profile_takes_amqp_without_sasl() -> None:
+    async with Namespace("contoso") as namespace, Peer(namespace) as peer:
+        peer.write(AMQP_HEADER)
+        assert await peer.header() == AMQP_HEADER
+
+
+@pytest.mark.parametrize("attach", ["sender", "receiver", "management"])
+async def test_a_link_without_a_token_is_refused(serve: Serve, attach: str) -> None:
+    async with RawClient(with_host(await serve())) as client:
+        with pytest.raises(Refused, match="unauthorized-access") as refused:
+            if attach == "sender":
+                await client.sender(QUEUE)
+            elif attach == "receiver":
+                await client.receiver(QUEUE, lambda delivery: None)
+            else:
+                await client.sender(f"{QUEUE}/$management")
+        assert "claim(s) are required to perform this operation" in refused.value.description
+
+
+@pytest.mark.parametrize(
+    ("host", "condition"),
+    [
+        (None, "amqp:invalid-field"),
+        ("", "amqp:invalid-field"),
+        ("elsewhere.servicebus.windows.net", "amqp:not-found"),
+        ("x" * 3000, "amqp:not-found"),
+    ],
+)
+async def test_a_wrong_host_is_refused(serve: Serve, host: str | None, condition: str) -> None:
+    async with Peer(await serve()) as peer:
+        await peer.authenticate()
+        peer.write(AMQP_HEADER)
+        peer.send(amqp.Open("peer", hostname=host))
+        await peer.header()
+        assert await peer.close_error() == condition
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.0.0.1:5672",
+        "localhost",
+        "LOCALHOST:1",
+        "::1",
+        "[::1]",
+        "contoso",
+        "contoso.servicebus.windows.net",
+    ],
+)
+async def test_the_names_of_the_namespace_are_taken(serve: Serve, host: str) -> None:
+    async with Peer(await serve()) as peer:
+        await peer.open(hostname=host)
+
+
+def with_host(namespace: Namespace) -> Any:
+    return namespace.connection_string
