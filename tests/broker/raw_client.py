@@ -271,10 +271,10 @@ class RawClient(asyncio.Protocol):
 
     # ---- links ----
 
-    async def put_token(self, entity: str) -> None:
-        """Show a token for an entity; raises `Refused`."""
+    async def put_token(self, entity: str, *, expires_at: float | None = None) -> None:
+        """Show a token for an entity, good for an hour or until `expires_at`; raises `Refused`."""
         audience = f"sb://{self._address.host}:{self._address.port}/{entity}"
-        token = sign(audience, self._address.policy_name, self._address.key, time.time() + 3600)
+        token = sign(audience, self._address.policy_name, self._address.key, expires_at or time.time() + 3600)
         properties = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience}
         answer = await self.request("$cbs", properties, token)
         status = answer.properties["status-code"]
@@ -429,7 +429,7 @@ class RawClient(asyncio.Protocol):
             self._stage = self._on_sasl
         else:
             self._stage = self._on_frames
-            self._write(frame(0, amqp.Open("tests", max_frame_size=MAX_FRAME)))
+            self._write(frame(0, amqp.Open("tests", self._address.host, MAX_FRAME)))
             self._write(frame(0, amqp.Begin(None, 0, WINDOW, WINDOW)))
         return True
 

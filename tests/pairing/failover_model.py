@@ -61,7 +61,7 @@ class Model:
     def __init__(self, interval: float, ping_interval: float) -> None:
         self._interval = interval
         self._ping_interval = ping_interval
-        self._wait = ping_interval  # between two pings
+        self.wait = ping_interval  # between two pings
         self._orders = itertools.count()
         self._period: Stay | Absence = Stay()
 
@@ -99,11 +99,11 @@ class Model:
 
     def _leave(self, stay: Stay, at: float, forced: bool = False) -> None:
         if stay.relapses():
-            self._wait = min(2 * self._wait, HALF_AN_HOUR)
-            self._period = Absence(at + self._wait)
+            self.wait = min(2 * self.wait, HALF_AN_HOUR)
+            self._period = Absence(at + self.wait)
             return
         if stay.probation_ends is None or at >= stay.probation_ends:
-            self._wait = self._ping_interval
+            self.wait = self._ping_interval
         self._period = Absence(at, forced)
 
     # ---- the story ----
@@ -136,7 +136,7 @@ class Model:
     def ping_fails(self, now: float, ping: object) -> None:
         period = self._at(now)
         if isinstance(period, Absence) and period.ping is ping:
-            period.ping, period.next_ping = None, now + self._wait
+            period.ping, period.next_ping = None, now + self.wait
 
     def force_over(self, now: float) -> None:
         period = self._at(now)
@@ -153,4 +153,4 @@ class Model:
             self._period = Stay()
 
     def _come_back(self, now: float) -> None:
-        self._period = Stay(probation_ends=now + max(self._interval, self._wait))
+        self._period = Stay(probation_ends=now + max(self._interval, self.wait))

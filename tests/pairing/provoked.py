@@ -1,4 +1,4 @@
-"""Everything that can make a send fail, really brought about: by the embedded namespace, or by what stands in its place.
+"""Everything that can make a send fail, really brought about: by the embedded namespace, or by what is in its place.
 
 The SDK sleeps for a second over most failures, so all of them are brought about at the same time, each with an entity
 and a connection of its own: once by the SDK's threads, once by its coroutines.
@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
@@ -47,7 +48,7 @@ class Target(NamedTuple):
     """How a client connects."""
 
     connection_string: str
-    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 class Scene:
@@ -113,7 +114,7 @@ class Scene:
             "transport_type": TransportType.Amqp,
         }
         if trusted:
-            options["connection_verify"] = str(namespace.certificate.ca_path)
+            options["connection_verify"] = str(namespace.certificate.ca_file)
         text = self.namespace.connection_string.replace("UseDevelopmentEmulator=true", "").rstrip(";")
         return Target(text.replace("SharedAccessKey=", f"SharedAccessKey={key}"), options)
 
@@ -123,14 +124,12 @@ def speaker(answer: bytes | None) -> int:
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        # One connection for each of the two clients.
         with server:
-            for _ in range(2):
-                connection, _ = server.accept()
-                with connection:
-                    if answer is not None:
-                        connection.recv(100)
-                        connection.sendall(answer)
+            connection, _ = server.accept()
+            with connection:
+                if answer is not None:
+                    connection.recv(100)
+                    connection.sendall(answer)
 
     threading.Thread(target=serve, daemon=True).start()
     return server.getsockname()[1]
@@ -186,9 +185,7 @@ SITUATIONS = [
         timeout=SHORT,
     ),
     Situation("the service says timeout", UNAVAILABLE, OperationTimeoutError, rejected("com.microsoft:timeout")),
-    Situation(
-        "no answer to an attach", UNAVAILABLE, OperationTimeoutError, on(Kind.BLACKHOLE, ATTACH), timeout=SHORT
-    ),
+    Situation("no answer to an attach", UNAVAILABLE, OperationTimeoutError, on(Kind.BLACKHOLE, ATTACH), timeout=SHORT),
     Situation("no answer to a token", UNAVAILABLE, OperationTimeoutError, on(Kind.BLACKHOLE, TOKEN), timeout=SHORT),
     Situation(
         "no answer to a schedule",
@@ -287,7 +284,9 @@ SITUATIONS = [
     Situation("a disabled entity", DISABLED, MessagingEntityDisabledError, properties={"status": "Disabled"}),
     Situation("an entity disabled just now", DISABLED, MessagingEntityDisabledError, on(Kind.DISABLE, ATTACH)),
     Situation("a full entity", QUOTA, ServiceBusQuotaExceededError, on(Kind.FILL, SEND), link_open=True),
-    Situation("a full entity at a schedule", QUOTA, ServiceBusQuotaExceededError, on(Kind.FILL, MANAGEMENT), scheduled=True),
+    Situation(
+        "a full entity at a schedule", QUOTA, ServiceBusQuotaExceededError, on(Kind.FILL, MANAGEMENT), scheduled=True
+    ),
     # The service asks to slow down.
     Situation("busy at the message", BUSY, ServiceBusServerBusyError, on(Kind.THROTTLE, SEND), link_open=True),
     Situation("busy at the attach", BUSY, ServiceBusServerBusyError, on(Kind.THROTTLE, ATTACH)),
@@ -342,9 +341,7 @@ async def provoke_async(scene: Scene) -> Raised:
     async def provoke(situation: Situation) -> BaseException | None:
         path = await asyncio.to_thread(_prepared, scene, situation, "aio")
         target = situation.target(scene)
-        client = AsyncServiceBusClient.from_connection_string(
-            target.connection_string, retry_total=0, **target.options
-        )
+        client = AsyncServiceBusClient.from_connection_string(target.connection_string, retry_total=0, **target.options)
         async with client:
             sender = client.get_queue_sender(path)
             if situation.link_open:

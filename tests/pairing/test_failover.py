@@ -436,10 +436,16 @@ class FailoverRules(RuleBasedStateMachine):
         assert entity.machine.next_time() == entity.model.next_time(self.now)
         assert entity.machine.ping_due(self.now) == entity.model.ping_due(self.now)
         assert entity.machine.is_on_probation(self.now) == entity.model.is_on_probation(self.now)
+        if entity.told == "failed over":
+            assert entity.machine.ping_interval == entity.model.wait
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 4.75, 5.0, 30.0, 60.0, 900.0]))
     def time_passes_and_nobody_ticks(self, seconds: float) -> None:
         self.now += seconds
+
+    @rule()
+    def a_quiet_time_passes_that_ends_any_probation(self) -> None:
+        self.now += 3600.0
 
     @rule(name=entities)
     def the_clock_strikes(self, name: str) -> None:

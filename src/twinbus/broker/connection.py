@@ -430,10 +430,11 @@ class Connection(asyncio.Protocol):
         if now - self.last_read > self.profile.idle_timeout:
             self.close(BrokerError(CONNECTION_FORCED, "The connection was idle for longer than its idle time-out."))
             return
+        had_links = bool(self.paths())  # the link to $cbs does not count
         for channel in list(self.channels.values()):
             channel.tick(now)
-        if self.paths():
-            self.last_link = now  # the link to $cbs does not count
+        if had_links:
+            self.last_link = now
         elif self.profile.connection_idle is not None and now - self.last_link > self.profile.connection_idle:
             seconds = self.profile.connection_idle
             self.close(

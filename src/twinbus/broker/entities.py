@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .admin.registry import EntityExists, EntityNotFound
@@ -30,6 +30,7 @@ from .store import StoreError
 from .topic import Topic
 
 MEGABYTE = 1024 * 1024
+UNLIMITED = 1 << 62
 _DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
 _KINDS: dict[str, type[AnyDescription]] = {
     "queue": QueueDescription,
@@ -133,11 +134,23 @@ def limits_of(description: AnyDescription, max_message_bytes: int) -> Limits:
     return Limits(
         lock_ms=getattr(description, "lock_duration", MAX_TICKS) // TICKS_PER_MS,
         default_ttl_ms=ttl_ms(description.default_message_time_to_live),
-        max_bytes=size_mb * MEGABYTE if size_mb else 1 << 62,
+        max_bytes=size_mb * MEGABYTE if size_mb else UNLIMITED,
         max_message_bytes=size_kb * 1024 if size_kb else max_message_bytes,
         max_delivery_count=getattr(description, "max_delivery_count", 10),
         dead_letter_expired=getattr(description, "dead_lettering_on_message_expiration", False),
         duplicate_window_ms=window,
+    )
+
+
+def dead_letter_limits(limits: Limits) -> Limits:
+    """Dead letters stay until someone takes them, whatever the limits of the queue they come from."""
+    return replace(
+        limits,
+        default_ttl_ms=None,
+        max_bytes=UNLIMITED,
+        max_delivery_count=UNLIMITED,
+        dead_letter_expired=False,
+        duplicate_window_ms=None,
     )
 
 
@@ -261,6 +274,8 @@ class Entities:
             entity.description, entity.updated_at = before, before_at
             raise
         entity.queue.limits = limits_of(description, self._max_message_bytes)
+        if entity.queue.dead_letter is not None:
+            entity.queue.dead_letter.limits = dead_letter_limits(entity.queue.limits)
         return entity  # type: ignore[no-any-return]
 
     async def delete(self, path: str) -> AnyEntity:
@@ -336,13 +351,10 @@ class Entities:
         counts = counters.get(2 * key, Counters())
         if isinstance(description, TopicDescription):
             return Topic(2 * key, description.path, limits, self._env, counts)
-        dead_limits = Limits(
-            limits.lock_ms, None, 1 << 62, limits.max_message_bytes, 1 << 62, False, duplicate_window_ms=None
-        )
         dead_letter = Queue(
             2 * key + 1,
             description.path + _DEAD_LETTER_SUFFIX,
-            dead_limits,
+            dead_letter_limits(limits),
             self._env,
             counters.get(2 * key + 1, Counters()),
         )

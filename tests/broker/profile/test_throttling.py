@@ -1,0 +1,69 @@
+"""So many messages a second, then server-busy."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.exceptions import ServiceBusServerBusyError
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.broker.profile.conftest import QUEUE, Serve
+
+from twinbus.broker.throttle import Throttle
+
+
+async def test_messages_above_the_rate_are_refused_with_50009(serve: Serve) -> None:
+    namespace = await serve(throttle=2)
+    async with (
+        ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client,
+        client.get_queue_sender(QUEUE) as sender,
+    ):
+        # One credit for each message, so a batch is as dear as its messages.
+        await sender.send_messages([ServiceBusMessage("x"), ServiceBusMessage("x")])
+        with pytest.raises(ServiceBusServerBusyError, match=r"contoso is being throttled\. Error code : 50009"):
+            await sender.send_messages([ServiceBusMessage("x"), ServiceBusMessage("x")])
+        due = datetime.now(UTC) + timedelta(hours=1)
+        with pytest.raises(ServiceBusServerBusyError, match="50009"):
+            await sender.schedule_messages([ServiceBusMessage("x"), ServiceBusMessage("x")], due)
+    entity = namespace.find(QUEUE)
+    assert entity is not None
+    assert entity.queue.activity.received == 2
+
+
+async def test_a_client_that_waits_as_it_is_told_gets_through(serve: Serve) -> None:
+    namespace = await serve(throttle=10)
+    client = ServiceBusClient.from_connection_string(namespace.connection_string, retry_backoff_factor=0.3)
+    async with client, client.get_queue_sender(QUEUE) as sender:
+        for _ in range(2):
+            await sender.send_messages([ServiceBusMessage("x") for _ in range(10)])
+
+
+def test_without_a_rate_everything_is_admitted() -> None:
+    throttle = Throttle("contoso", None, lambda: 0.0)
+    assert all(throttle.admits(1000) for _ in range(100))
+
+
+def test_a_batch_larger_than_a_second_passes_when_the_bucket_is_full() -> None:
+    now = 0.0
+    throttle = Throttle("contoso", 10, lambda: now)
+    assert throttle.admits(25)
+    assert not throttle.admits(1)
+    now = 1.5  # the batch has to be made up for
+    assert not throttle.admits(1)
+    now = 1.7
+    assert throttle.admits(1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 20)), max_size=60), st.integers(1, 50))
+def test_no_more_is_admitted_than_the_rate_and_one_second_ahead(steps: list[tuple[float, int]], rate: int) -> None:
+    now = 0.0
+    throttle = Throttle("contoso", rate, lambda: now)
+    admitted = largest = 0
+    for pause, messages in steps:
+        now += pause
+        if throttle.admits(messages):
+            admitted, largest = admitted + messages, max(largest, messages)
+    assert admitted <= rate * (now + 1) + largest + 1e-6

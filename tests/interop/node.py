@@ -1,0 +1,94 @@
+"""Runs the scripts of this folder with Node; what they say comes as dictionaries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+INSTALL_SECONDS = 120.0
+PATIENCE = 30.0
+
+
+def install(cache: Path) -> Path:
+    """The packages of `package-lock.json`, brought into the cache once; the folder they are in."""
+    lock = (HERE / "package-lock.json").read_bytes()
+    ready = cache / "node" / f"{hash_of(lock)}"
+    if (ready / "node_modules").is_dir():
+        return ready / "node_modules"
+    ready.parent.mkdir(parents=True, exist_ok=True)
+    # Made aside and renamed, for several workers may want it at once.
+    made = Path(tempfile.mkdtemp(dir=ready.parent))
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(HERE / name, made)
+    command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+    subprocess.run(command, cwd=made, check=True, timeout=INSTALL_SECONDS, stdout=subprocess.DEVNULL)
+    try:
+        made.rename(ready)
+    except OSError:
+        shutil.rmtree(made)  # somebody was faster
+    return ready / "node_modules"
+
+
+def hash_of(content: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+class Script:
+    """A script that runs as long as the block, and tells what it sees."""
+
+    def __init__(self, modules: Path, name: str, *arguments: Any) -> None:
+        self._modules = modules
+        self._command = ["node", str(HERE / name), *(json.dumps(argument) for argument in arguments)]
+        self._process: asyncio.subprocess.Process
+
+    async def __aenter__(self) -> Script:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "NODE_PATH": str(self._modules)},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), PATIENCE)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+            raise
+
+    async def event(self) -> dict[str, Any] | None:
+        """The next thing it says; None when it has ended."""
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE)
+        if not line:
+            return None
+        said: dict[str, Any] = json.loads(line)
+        assert said["event"] != "failed", said
+        return said
+
+    async def until(self, event: str) -> dict[str, Any]:
+        """What it says of the next such event."""
+        while (said := await self.event()) is not None:
+            if said["event"] == event:
+                return said
+        raise AssertionError(f"the script ended without {event}")
+
+    async def all_events(self) -> list[dict[str, Any]]:
+        """Everything it says until it ends."""
+        found = []
+        while (said := await self.event()) is not None:
+            found.append(said)
+        return found
