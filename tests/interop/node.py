@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ PATIENCE = 30.0
 def install(cache: Path) -> Path:
     """The packages of `package-lock.json`, brought into the cache once; the folder they are in."""
     lock = (HERE / "package-lock.json").read_bytes()
-    ready = cache / "node" / f"{hash_of(lock)}"
+    ready = cache / "node" / hashlib.sha256(lock).hexdigest()[:16]
     if (ready / "node_modules").is_dir():
         return ready / "node_modules"
     ready.parent.mkdir(parents=True, exist_ok=True)
@@ -34,12 +35,6 @@ def install(cache: Path) -> Path:
     except OSError:
         shutil.rmtree(made)  # somebody was faster
     return ready / "node_modules"
-
-
-def hash_of(content: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 class Script:

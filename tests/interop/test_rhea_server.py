@@ -13,6 +13,7 @@ from twinbus.syphon import (
     ACCEPT,
     DEFER,
     RELEASE,
+    AmqpError,
     Connection,
     Endpoint,
     LinkDetached,
@@ -57,9 +58,11 @@ async def test_each_message_gets_the_outcome_that_the_server_gave_it(server: Scr
     sender = await connection.attach_sender("q")
     await sender.wait_for_room(PATIENCE)
     outcomes = Outcomes()
+    seen: dict[str, AmqpError | None] = {}
     for asked in ("accept", "reject", "release", "modify"):
+        # One at a time: rhea merges the outcomes of two deliveries that it settles together, even if they differ.
         sender.send(message(asked.encode(), asked), outcomes.on(asked))
-    seen = await outcomes.all(4)
+        seen = await outcomes.all(len(seen) + 1)
     assert seen["accept"] is None
     rejected = seen["reject"]
     assert isinstance(rejected, Rejected)
@@ -140,8 +143,6 @@ async def test_a_link_that_the_server_refuses_or_ends_says_why(server: Script, c
 async def test_a_quiet_connection_is_kept_alive(server: Script, connection: Connection) -> None:
     """The server drops a client that says nothing for four seconds."""
     sender = await connection.attach_sender("q")
-    start = sender.last_activity
     await eventually(lambda: sender.idle_seconds > 6)
     assert connection.error is None
-    assert sender.last_activity == start or sender.idle_seconds > 6
     await sender.deliver(message(b"accept"), PATIENCE)

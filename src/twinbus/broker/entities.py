@@ -22,7 +22,8 @@ from .descriptions import (
 )
 from .durations import MAX_TICKS
 from .errors import ENTITY_DISABLED, BrokerError
-from .queue import TICKS_PER_MS, Counters, Environment, Limits, Queue, ttl_ms
+from .inbox import TICKS_PER_MS, Counters, Environment, Limits, ttl_ms
+from .queue import Queue
 from .schema import PUT_ENTITY, PUT_SETTING, Change, delete_entity, delete_queue, stored_queues
 from .security import AccessPolicy, Right
 from .session_queue import SessionQueue

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _MASK = 0xFFFFFFFF
 MAX_UNFINISHED = 32 << 20
+# Messages on their way out of the store by receive and delete: they exist in memory only.
+MAX_RESERVED = 256
 
 
 class Link:
@@ -252,7 +254,13 @@ class OutgoingLink(Link):
     # ---- what the queue asks ----
 
     def can_take(self) -> bool:
-        return self.attached and self._credit > 0 and self.channel.can_send() and not self._gate.is_full
+        return (
+            self.attached
+            and self._credit > 0
+            and self._reserved < MAX_RESERVED
+            and self.channel.can_send()
+            and not self._gate.is_full
+        )
 
     def reserve(self) -> None:
         self._credit -= 1
@@ -277,6 +285,8 @@ class OutgoingLink(Link):
             return
         if lock is None:
             self.channel.transfer(self, b"", None, message.encoded())
+            if not self._reserved:
+                self.wake()
         else:
             payload = message.encoded(lock.token, lock.locked_until)
             self.channel.transfer(self, tag_of(lock.token), lock.token, payload)

@@ -20,6 +20,7 @@ TLS_HANDSHAKE = 0x16
 FIRST_BYTES_TIMEOUT = 30.0
 MAX_UNKNOWN = 1000  # connections that have not said anything yet
 BACKLOG = 1024
+ACCEPT_PAUSE = 0.5
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 Factory = Callable[[], asyncio.Protocol]
@@ -143,7 +144,10 @@ class Listener:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                logger.warning("a connection could not be accepted: %s", error)
+                # Most likely there are no file handles left: asking again at once would only burn time.
+                logger.warning("no connection can be accepted for %g s: %s", ACCEPT_PAUSE, error)
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.call_later(ACCEPT_PAUSE, self._accept_again, self._socket)
                 return
             accepted.setblocking(False)
             if accepted.family in (socket.AF_INET, socket.AF_INET6):
@@ -152,6 +156,10 @@ class Listener:
                 reset(accepted)
             elif self._arriving(accepted):
                 self.serve(accepted)
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening is self._socket:
+            self._loop.add_reader(listening.fileno(), self._accept)
 
     def serve(self, accepted: socket.socket) -> None:
         """Look at the first byte when it is there."""

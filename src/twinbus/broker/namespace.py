@@ -27,11 +27,12 @@ from .descriptions import QueueDescription, SubscriptionDescription, TopicDescri
 from .entities import AnyEntity, Entities, QueueEntity, SubscriptionEntity, TopicEntity
 from .errors import BrokerError, not_found
 from .faults import Faults
+from .http_front import HttpFront
+from .inbox import Environment
 from .links import IncomingLink, Link, OutgoingLink
 from .listener import Listener
 from .outage import Outage
 from .profile import PROFILES, Profile
-from .queue import Environment
 from .schema import PUT_SETTING, Change
 from .security import (
     ROOT_POLICY,
@@ -148,12 +149,12 @@ class Namespace:
             max_message_size_in_kilobytes=self.config.max_message_size // 1024,
             clock=self.clock,
         )
-        self._http = web.Server(self._handle_http)
+        self._http = HttpFront(self._handle_http)
         self._listener = Listener(
             self.host,
             self.config.port,
             lambda: Connection(self),
-            lambda: cast(asyncio.Protocol, self._http()),
+            self._http.protocol,
             lambda: self._tls,
             self.outage.arriving,
         )
@@ -175,8 +176,7 @@ class Namespace:
         for connection in list(self.connections):
             connection.reset()
         # Connections that are kept alive close at once; for aiohttp a timeout of 0 would mean none.
-        self._http.pre_shutdown()
-        await self._http.shutdown(CLOSE_TIMEOUT)
+        await self._http.close(CLOSE_TIMEOUT)
         for queue in self.entities.all_queues():
             queue.close()
         await self.store.close()

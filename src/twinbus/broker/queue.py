@@ -1,7 +1,7 @@
-"""A queue: it takes messages in, hands them to receivers under a lock, and settles them.
+"""A queue: it hands messages to receivers under a lock, and settles them.
 
-Every change goes to the store first; what a client is told, and what a receiver is given, follows the commit.
-A subscription and a dead-letter queue are queues too; a queue with sessions is a `SessionQueue`.
+A subscription and a dead-letter queue are queues too; a queue with sessions is a `SessionQueue`. How messages come in
+is in `inbox.py`.
 """
 
 from __future__ import annotations
@@ -9,45 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .durations import MAX_TICKS
-from .errors import (
-    ARGUMENT_ERROR,
-    INTERNAL_ERROR,
-    MESSAGE_NOT_FOUND,
-    MESSAGE_TOO_LARGE,
-    QUOTA_EXCEEDED,
-    BrokerError,
-    message_lock_lost,
-    not_found,
-)
-from .locks import Lock, LockTable, TokenSource
-from .message import Arrival, Message, with_application_properties
-from .schema import (
-    COLUMNS,
-    DELETE,
-    FORGET,
-    MAX_SEQUENCE,
-    REMEMBER,
-    SET_BARE,
-    SET_DELIVERY_COUNT,
-    SET_STATE,
-    Change,
-    State,
-    message_key,
-)
-from .store import Store, StoreError
-from .window import Window, from_row, read_message
+from .errors import MESSAGE_NOT_FOUND, BrokerError, message_lock_lost
+from .inbox import RETRY_SECONDS, Counters, Done, Environment, Inbox, Limits, store_failure
+from .locks import Lock, LockTable
+from .message import Message, with_application_properties
+from .schema import MAX_SEQUENCE, SET_BARE, SET_DELIVERY_COUNT, SET_STATE, Change, State, message_key
+from .store import StoreError
+from .window import Window, read_message
 
-TICKS_PER_MS = 10_000
 MAX_RECHECK = 30.0  # seconds: how late a timer may notice that the clock was set
-PEEK_BYTES = 1 << 20
-MAX_TIME = (1 << 63) - 1  # what the store can keep
-RETRY_SECONDS = 1.0  # after the store could not write, as on a full disk
-
-Done = Callable[[BrokerError | None], None]
 
 
 class Receiver(Protocol):
@@ -71,74 +43,7 @@ class Receiver(Protocol):
         """The lock of the receiver's session has run out."""
 
 
-@dataclass(slots=True)
-class Limits:
-    """What a queue checks on each message; made from its description."""
-
-    lock_ms: int
-    default_ttl_ms: int | None
-    max_bytes: int
-    max_message_bytes: int
-    max_delivery_count: int
-    dead_letter_expired: bool
-    duplicate_window_ms: int | None
-
-
-@dataclass(slots=True)
-class Counters:
-    active: int = 0
-    deferred: int = 0
-    scheduled: int = 0
-    bytes: int = 0
-    last_sequence: int = 0
-
-
-@dataclass(slots=True)
-class Activity:
-    """What has happened at a queue since the start."""
-
-    received: int = 0
-    pings: int = 0
-    delivered: int = 0
-    completed: int = 0
-
-
-@dataclass(slots=True)
-class Environment:
-    """What every queue of a namespace shares."""
-
-    store: Store
-    now_ms: Callable[[], int]
-    delivers_pings: Callable[[], bool]
-    watch_times: Callable[[Message], None]
-    tokens: TokenSource = field(default_factory=TokenSource)
-
-
-class Remembered:
-    """The message ids that one unit stores for duplicate detection.
-
-    Until that is done, a second message with one of them relies on the first: it is a duplicate only if the first
-    gets stored.
-    """
-
-    __slots__ = ("error", "ids", "relies_on")
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        self.relies_on: list[Remembered] = []
-        self.error: StoreError | None = None
-
-
-def ttl_ms(ticks: int) -> int | None:
-    """A time to live in milliseconds; the service's maximum means for ever."""
-    return None if ticks >= MAX_TICKS else ticks // TICKS_PER_MS
-
-
-def store_failure(error: StoreError) -> BrokerError:
-    return BrokerError(INTERNAL_ERROR, f"The message was not stored: {error}.")
-
-
-class Queue:
+class Queue(Inbox):
     """Messages in order of arrival, each given to one receiver at a time."""
 
     def __init__(
@@ -150,153 +55,31 @@ class Queue:
         counters: Counters,
         dead_letter: Queue | None = None,
     ) -> None:
-        self.key = key
-        self.path = path
-        self.limits = limits
-        self.counters = counters
+        super().__init__(key, path, limits, environment, counters)
         self.dead_letter = dead_letter
-        self.env = environment
-        self.activity = Activity()
-        self.accessed_at = environment.now_ms() / 1000
         self.receivers: set[Receiver] = set()
-        self._pending_bytes = 0
-        self._held: set[int] = set()
         self._locks = LockTable()
         self._newest = counters.last_sequence
         self._window = Window(environment.store.reader, key, self._held)
         self._waiting: deque[Receiver] = deque()
         self._dispatch_scheduled = False
-        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self._unseen: dict[str, Remembered] = {}
-        self._closed = False
+
+    @property
+    def used_bytes(self) -> int:
+        return super().used_bytes + (0 if self.dead_letter is None else self.dead_letter.counters.bytes)
 
     @property
     def locked(self) -> int:
         """How many messages are locked by receivers."""
         return len(self._locks)
 
-    # ---- arriving ----
-
-    def check(self, arrivals: Sequence[Arrival]) -> None:
-        """Raise `BrokerError` if the queue cannot take these messages."""
-        if self._closed:
-            raise not_found(self.path)
-        size = 0
-        for arrival in arrivals:
-            if arrival.size > self.limits.max_message_bytes:
-                raise BrokerError(
-                    MESSAGE_TOO_LARGE,
-                    f"The message has {arrival.size} bytes; the limit of '{self.path}' is"
-                    f" {self.limits.max_message_bytes} bytes.",
-                )
-            size += arrival.size
-        self.check_quota(size)
-
-    def check_quota(self, size: int) -> None:
-        used = self.counters.bytes + self._pending_bytes
-        if self.dead_letter is not None:
-            used += self.dead_letter.counters.bytes
-        if used + size > self.limits.max_bytes:
-            raise BrokerError(
-                QUOTA_EXCEEDED,
-                f"The maximum entity size has been reached or exceeded for '{self.path}':"
-                f" {used} of {self.limits.max_bytes} bytes are used.",
-            )
-
-    def take(self, arrivals: Sequence[Arrival], done: Done) -> None:
-        """Store messages that `check` has passed; `done` runs after the commit."""
-        now = self.env.now_ms()
-        self.accessed_at = now / 1000
-        changes: list[Change] = []
-        stored: list[Message] = []
-        remembered = Remembered()
-        for arrival in arrivals:
-            if arrival.is_ping and not self.env.delivers_pings():
-                self.activity.pings += 1
-            elif self.is_duplicate(arrival, now, changes, remembered):
-                continue
-            else:
-                message = self.admit(arrival, now)
-                stored.append(message)
-                changes.append(message.insertion(self.key))
-        self.submit_arrivals(stored, changes, remembered, done)
-
-    def admit(self, arrival: Arrival, now: int) -> Message:
-        """Give a message its sequence number."""
-        scheduled = arrival.due_at is not None and arrival.due_at > now
-        state = State.SCHEDULED if scheduled else State.ACTIVE
-        return arrival.stored(self.next_sequence(), now, state, self.limits.default_ttl_ms)
-
-    def next_sequence(self) -> int:
-        self.counters.last_sequence += 1
-        return self.counters.last_sequence
-
-    def submit_arrivals(
-        self, stored: list[Message], changes: list[Change], remembered: Remembered, done: Done, size: int = 0
-    ) -> None:
-        """Store the messages; `size` is that of what else is in `changes`."""
-        size += sum(message.size for message in stored)
-        self._pending_bytes += size
-
-        def committed(error: StoreError | None) -> None:
-            self._pending_bytes -= size
-            remembered.error = error
-            for message_id in remembered.ids:
-                self._unseen.pop(message_id, None)
-            if error is None:
-                self.activity.received += len(stored)
-                for message in stored:
-                    self.arrived(message)
-                error = next((one.error for one in remembered.relies_on if one.error is not None), None)
-            done(None if error is None else store_failure(error))
-
-        self.env.store.submit(changes, committed, size)
-
-    def arrived(self, message: Message) -> None:
-        """A message of this queue is committed."""
-        counters = self.counters
-        counters.bytes += message.size
-        if message.due_at is not None or message.expires_at is not None:
-            self.env.watch_times(message)
-        if message.state == State.SCHEDULED:
-            counters.scheduled += 1
-            return
-        counters.active += 1
-        self.make_available(message)
-
     def make_available(self, message: Message) -> None:
         self._newest = message.sequence
         if self.receivers:
             self._window.offer(message)
             self.schedule_dispatch()
-
-    def is_duplicate(self, arrival: Arrival, now: int, changes: list[Change], remembered: Remembered) -> bool:
-        """Whether the message was seen within the duplicate detection window; if not, remember it."""
-        window = self.limits.duplicate_window_ms
-        if window is None or arrival.message_id is None:
-            return False
-        pending = self._unseen.get(arrival.message_id)
-        if pending is not None:
-            if pending is not remembered:
-                remembered.relies_on.append(pending)
-            return True
-        row = self.env.store.reader.execute(
-            "SELECT at FROM seen WHERE key = ? AND message_id = ?", (self.key, arrival.message_id)
-        ).fetchone()
-        if row is not None and row[0] > now - window:
-            return True
-        self._unseen[arrival.message_id] = remembered
-        remembered.ids.append(arrival.message_id)
-        changes.append(Change(REMEMBER, (self.key, arrival.message_id, now)))
-        return False
-
-    def forget_seen(self) -> None:
-        """Drop what duplicate detection no longer needs."""
-        if self.limits.duplicate_window_ms is not None:
-            cutoff = self.env.now_ms() - self.limits.duplicate_window_ms
-            self.env.store.submit([Change(FORGET, (self.key, cutoff))], lambda error: None)
 
     # ---- receivers ----
 
@@ -389,27 +172,6 @@ class Queue:
         for receiver in {receiver for receiver, _ in taken}:
             if receiver in self.receivers:
                 self.wake(receiver)
-
-    def _removal(self, message: Message | Lock, state: int = State.ACTIVE) -> Change:
-        return Change(
-            DELETE,
-            (message_key(self.key, message.sequence),),
-            self.key,
-            -1 if state == State.ACTIVE else 0,
-            -1 if state == State.DEFERRED else 0,
-            -1 if state == State.SCHEDULED else 0,
-            -message.size,
-        )
-
-    def _forget(self, state: int, size: int) -> None:
-        counters = self.counters
-        counters.bytes -= size
-        if state == State.ACTIVE:
-            counters.active -= 1
-        elif state == State.DEFERRED:
-            counters.deferred -= 1
-        else:
-            counters.scheduled -= 1
 
     def give_back(self, sequence: int, session: str | None) -> None:
         """A message that was held is available again."""
@@ -590,31 +352,6 @@ class Queue:
 
     # ---- by sequence number ----
 
-    def peek(self, start: int, count: int, session: str | None = None) -> list[Message]:
-        """Up to `count` messages from sequence number `start` on, locked, deferred and scheduled ones too."""
-        low, high = message_key(self.key, min(max(0, start), MAX_SEQUENCE)), message_key(self.key, MAX_SEQUENCE)
-        if session is None:
-            rows = self.env.store.reader.execute(
-                f"SELECT {COLUMNS} FROM messages WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-                (low, high, count),
-            )
-        else:
-            rows = self.env.store.reader.execute(
-                f"SELECT {COLUMNS} FROM messages WHERE session = ? AND id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-                (session, low, high, count),
-            )
-        messages: list[Message] = []
-        size, now = 0, self.env.now_ms()
-        for row in rows:
-            message = from_row(row)
-            size += message.size
-            if messages and size > PEEK_BYTES:
-                rows.close()
-                break
-            if message.expires_at is None or message.expires_at > now:
-                messages.append(message)
-        return messages
-
     def find_deferred(self, sequences: Sequence[int]) -> list[Message]:
         """The deferred messages with these numbers; raises unless all are there and free."""
         messages = []
@@ -629,56 +366,6 @@ class Queue:
                 )
             messages.append(message)
         return messages
-
-    def remove_messages(self, messages: list[Message], done: Done) -> None:
-        """Remove messages that were found by their sequence number."""
-        for message in messages:
-            self._held.add(message.sequence)
-
-        def deleted(error: StoreError | None) -> None:
-            for message in messages:
-                self._held.discard(message.sequence)
-                if error is None:
-                    self._forget(message.state, message.size)
-                else:
-                    self.env.watch_times(message)
-            done(None if error is None else store_failure(error))
-
-        self.env.store.submit([self._removal(message, message.state) for message in messages], deleted)
-
-    def schedule(self, arrivals: Sequence[Arrival], done: Done) -> list[int]:
-        """Store messages for later; returns their sequence numbers, good until they are due.
-
-        A ping or a duplicate gets a number too, with nothing behind it.
-        """
-        if any(arrival.due_at is None for arrival in arrivals):
-            raise BrokerError(ARGUMENT_ERROR, "A scheduled message needs x-opt-scheduled-enqueue-time.")
-        now = self.env.now_ms()
-        stored: list[Message] = []
-        changes: list[Change] = []
-        remembered = Remembered()
-        numbers = [self.next_sequence() for _ in arrivals]
-        for number, arrival in zip(numbers, arrivals, strict=True):
-            if arrival.is_ping and not self.env.delivers_pings():
-                self.activity.pings += 1
-            elif not self.is_duplicate(arrival, now, changes, remembered):
-                message = arrival.stored(number, now, State.SCHEDULED, self.limits.default_ttl_ms)
-                stored.append(message)
-                changes.append(message.insertion(self.key))
-        self.submit_arrivals(stored, changes, remembered, done)
-        return numbers
-
-    def cancel(self, sequences: Sequence[int], done: Done) -> None:
-        """Remove scheduled messages; raises if one of them is not scheduled (any more)."""
-        messages = []
-        for sequence in sequences:
-            message = None
-            if 0 < sequence <= MAX_SEQUENCE:
-                message = read_message(self.env.store.reader, self.key, sequence)
-            if message is None or message.state != State.SCHEDULED or sequence in self._held:
-                raise BrokerError(MESSAGE_NOT_FOUND, f"There is no scheduled message with number {sequence}.")
-            messages.append(message)
-        self.remove_messages(messages, done)
 
     # ---- called when a time has come ----
 
@@ -716,51 +403,6 @@ class Queue:
             self._move_to_dead_letter(message, reason, gone)
         else:
             self.env.store.submit([self._removal(message, message.state)], gone)
-
-    def activate(self, sequence: int) -> None:
-        """A scheduled message is due: it joins the queue with a new sequence number."""
-        message = self._due(sequence)
-        if message is None:
-            return
-        active = self.activated(message)
-        changes = [self._removal(message, State.SCHEDULED), active.insertion(self.key)]
-
-        def committed(error: StoreError | None) -> None:
-            self._held.discard(sequence)
-            if error is None:
-                self._forget(State.SCHEDULED, message.size)
-                self.arrived(active)
-            else:
-                self.watch_later(message)
-
-        self.env.store.submit(changes, committed, active.size)
-
-    def watch_later(self, message: Message) -> None:
-        """What its time asks for could not be stored: try again, but not at once."""
-        self._loop.call_later(RETRY_SECONDS, self.env.watch_times, message)
-
-    def _due(self, sequence: int) -> Message | None:
-        if sequence in self._held:
-            return None
-        message = read_message(self.env.store.reader, self.key, sequence)
-        if message is None or message.state != State.SCHEDULED:
-            return None
-        self._held.add(sequence)
-        return message
-
-    def activated(self, message: Message) -> Message:
-        """A copy of a due message as it joins this queue."""
-        active = message.copy()
-        active.sequence = self.next_sequence()
-        active.state = State.ACTIVE
-        active.due_at = None
-        active.enqueued_at = max(self.env.now_ms(), message.due_at or 0)
-        # A subscription has a limit of its own, which the topic did not know when it took the message.
-        lifetimes = [] if self.limits.default_ttl_ms is None else [self.limits.default_ttl_ms]
-        if message.expires_at is not None:
-            lifetimes.append(message.expires_at - message.enqueued_at)
-        active.expires_at = min(active.enqueued_at + min(lifetimes), MAX_TIME) if lifetimes else None
-        return active
 
     def close(self) -> None:
         """The queue is deleted or the namespace stops: no more timers or deliveries."""

@@ -15,9 +15,10 @@ from .errors import (
     BrokerError,
     session_lock_lost,
 )
+from .inbox import Counters, Done, Environment, Limits, store_failure
 from .locks import Lock
 from .message import Arrival, Message
-from .queue import Counters, Done, Environment, Limits, Queue, Receiver, store_failure
+from .queue import Queue, Receiver
 from .schema import DROP_SESSION_STATE, MAX_SEQUENCE, PUT_SESSION_STATE, Change, message_key
 from .store import StoreError
 from .window import Window

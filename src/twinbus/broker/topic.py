@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .errors import BrokerError
+from .inbox import Counters, Done, Environment, Limits, Remembered
 from .message import Arrival, Message
-from .queue import Counters, Done, Environment, Limits, Queue, Remembered
+from .queue import Queue
 from .schema import Change, State
 from .store import StoreError
 

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
+
+from twinbus.broker import Namespace, QueueDescription
+
+QUEUE = "orders"
+
+
+class Errors(logging.Handler):
+    """Keeps what is logged as an error: an exception that nobody foresaw."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_unforeseen_happens() -> Iterator[None]:
+    errors = Errors()
+    loggers = [logging.getLogger(name) for name in ("twinbus", "asyncio", "aiohttp")]
+    for logger in loggers:
+        logger.addHandler(errors)
+    yield
+    for logger in loggers:
+        logger.removeHandler(errors)
+    assert [record.getMessage() for record in errors.records] == []
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def namespace() -> AsyncIterator[Namespace]:
+    async with Namespace("contoso") as running:
+        await running.create(QueueDescription(QUEUE))
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def well_behaved(namespace: Namespace) -> AsyncIterator[ServiceBusSender]:
+    """A client of the SDK that is connected all the time, and has no retries to hide anything."""
+    async with (
+        ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client,
+        client.get_queue_sender(QUEUE) as sender,
+    ):
+        yield sender
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def serving(well_behaved: ServiceBusSender) -> AsyncIterator[None]:
+    """The well-behaved client is served before the test and after it."""
+    await well_behaved.send_messages(ServiceBusMessage("before"))
+    yield
+    await well_behaved.send_messages(ServiceBusMessage("after"))
