@@ -6,7 +6,7 @@ it is on purpose, and written down here: anything else fails.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -94,13 +94,13 @@ def of_kind(frames: list[Recorded], kind: str, **fields: Any) -> list[Recorded]:
 
 
 def compare(
-    sdk: Recorded, ours: Recorded, *, only_sdk: set[str] = frozenset(), only_ours: set[str] = frozenset()
-) -> None:  # type: ignore[assignment]
+    sdk: Recorded, ours: Recorded, *, only_sdk: Set[str] = frozenset(), only_ours: Set[str] = frozenset()
+) -> None:
     """Same fields, same types, but for the named ones that one side alone has."""
     theirs, mine = shapes(sdk.fields), shapes(ours.fields)
-    assert set(theirs) - set(mine) == set(only_sdk)
-    assert set(mine) - set(theirs) == set(only_ours)
-    for name in set(theirs) & set(mine):
+    assert theirs.keys() - mine.keys() == only_sdk
+    assert mine.keys() - theirs.keys() == only_ours
+    for name in theirs.keys() & mine.keys():
         assert mine[name] == theirs[name], name
 
 
@@ -154,7 +154,7 @@ async def test_attaching_a_sender(both: Both) -> None:
     # The SDK says 0 there, which means nothing.
     compare(sdk, ours, only_sdk={"max_message_size"})
     assert ours.fields["snd_settle_mode"] == sdk.fields["snd_settle_mode"] == 0
-    # The service settles a message as soon as it has it; the SDK asks it to wait for us, and then does not answer.
+    # Ours asks the service to settle a message as soon as it has it; the SDK, to wait for the sender's word.
     assert (ours.fields["rcv_settle_mode"], sdk.fields["rcv_settle_mode"]) == (0, 1)
 
 
