@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from twinbus.amqp import performatives as amqp
+from twinbus.amqp import sections
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame, split_frames
 from twinbus.broker import Namespace
 from twinbus.broker.security import ROOT_POLICY
@@ -48,6 +49,10 @@ class Peer:
     def send(self, *performatives: Any, channel: int = 0) -> None:
         """Send frames, all in one piece."""
         self.write(*(frame(channel, one) for one in performatives))
+
+    def end(self) -> None:
+        """Say that nothing more will come."""
+        self._writer.write_eof()
 
     async def authenticate(self, mechanism: str = "PLAIN", response: bytes | None = None) -> int:
         """SASL, by default with the root key, which gives every right; returns the outcome's code."""
@@ -111,6 +116,26 @@ class Peer:
             for _, _, body in split_frames(self._buffer, MAX_FRAME):
                 if body:
                     return amqp.decode_performative(body, 0)[0]
+            await self._read()
+
+    async def rest(self) -> bytes:
+        """Everything that still comes until the connection ends."""
+        try:
+            while True:
+                await self._read()
+        except Ended:
+            return bytes(self._buffer)
+
+    async def response(self) -> tuple[int, bytes]:
+        """The status of the next answer of a management node, and the answer's body."""
+        while True:
+            for _, _, body in split_frames(self._buffer, MAX_FRAME):
+                performative, pos = amqp.decode_performative(body, 0) if body else (None, 0)
+                assert not isinstance(performative, amqp.Close), performative
+                if isinstance(performative, amqp.Transfer):
+                    parts = sections.split_sections(body[pos:])
+                    entries = dict(sections.map_entries(parts.application_properties))
+                    return int(sections.entry_value(entries["statusCode"])), parts.body
             await self._read()
 
     async def expect(self, kind: type[_P]) -> _P:

@@ -132,7 +132,7 @@ def speaker(answer: bytes | None) -> int:
                     connection.sendall(answer)
 
     threading.Thread(target=serve, daemon=True).start()
-    return server.getsockname()[1]
+    return int(server.getsockname()[1])
 
 
 def text() -> ServiceBusMessage:

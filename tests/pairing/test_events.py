@@ -102,7 +102,7 @@ def test_a_callback_that_raises_is_logged_and_stops_nobody(caplog: pytest.LogCap
 
 
 def test_a_callback_may_end_its_own_subscription() -> None:
-    bus, seen = EventBus(), []  # type: ignore[var-annotated]
+    bus, seen = EventBus(), []
 
     def once(event: Event) -> None:
         seen.append(event)

@@ -532,4 +532,4 @@ class FailoverRules(RuleBasedStateMachine):
 
 
 TestFailoverRules = FailoverRules.TestCase
-TestFailoverRules.settings = settings(max_examples=200, stateful_step_count=60)
+TestFailoverRules.settings = settings(max_examples=150, stateful_step_count=50)

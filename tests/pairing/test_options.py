@@ -24,7 +24,7 @@ DURATIONS = {
 }
 BOUNDED = [name for name, (_, largest) in DURATIONS.items() if largest is not None]
 SWITCHES = ["enable_syphon", "create_backlog", "strict", "refuse_oversize"]
-CHOICES = {
+CHOICES: dict[str, list[str | None]] = {
     "probe": ["ping", "link"],
     "while_suspect": ["divert", "raise"],
     "ttl": ["remaining", "restart"],
@@ -123,7 +123,7 @@ def test_the_number_of_queues_is_a_whole_number(value: object) -> None:
 def test_a_choice_is_one_of_those_that_exist(name: str) -> None:
     for value in CHOICES[name]:
         assert getattr(made(**{name: value}), name) == value
-    for wrong in ("other", "", CHOICES[name][-1].upper() if CHOICES[name][-1] else "", 1, ["ping"]):
+    for wrong in ("other", "", str(CHOICES[name][-1]).upper(), 1, ["ping"]):
         with pytest.raises(ValueError, match=f"^{name} must be one of ") as caught:
             made(**{name: wrong})
         for value in CHOICES[name]:
@@ -158,7 +158,7 @@ def test_a_given_name_of_the_primary_must_fit_a_path() -> None:
 @pytest.mark.parametrize("name", ["poll", "retry_min", "retry_max"])
 def test_the_times_of_the_syphon_are_above_zero(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be at least 0.001 s, not 0"):
-        SyphonOptions(**{name: 0})
+        SyphonOptions(**{name: 0})  # type: ignore[arg-type]
 
 
 def test_the_back_off_grows() -> None:
@@ -195,14 +195,14 @@ def test_a_list_of_destinations_is_a_list_of_paths() -> None:
     for wrong in ("orders", 7, [7]):
         with pytest.raises(TypeError, match="destinations must be a"):
             SyphonOptions(destinations=wrong)  # type: ignore[arg-type]
-    for wrong in ([], [""], ["/"]):
+    for empty in ([], [""], ["/"]):
         with pytest.raises(ValueError, match="destinations must name at least one path"):
-            SyphonOptions(destinations=wrong)
+            SyphonOptions(destinations=empty)
 
 
 def test_options_take_names_only() -> None:
     with pytest.raises(TypeError):
-        SendAvailabilityOptions(10)  # type: ignore[misc]
+        SendAvailabilityOptions(10)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("options", [SendAvailabilityOptions(), SyphonOptions()])

@@ -74,7 +74,7 @@ class Judged(NamedTuple):
 
 def judge(raised: Raised) -> dict[str, Judged | None]:
     return {
-        name: error and Judged(type(error), cause_of(error), verdict_on(error), repr(error))
+        name: None if error is None else Judged(type(error), cause_of(error), verdict_on(error), repr(error))
         for name, error in raised.items()
     }
 

@@ -115,7 +115,7 @@ def test_a_queue_returns_after_its_cool_down() -> None:
     rotation = rotation_of(2, retired=(0,))
     assert rotation.next_time() == COOLDOWN
     assert rotation.tick(COOLDOWN - 0.001) == []
-    assert rotation.in_rotation == (1,)
+    assert not rotation.is_in_rotation(0)
     assert rotation.tick(COOLDOWN) == [0]
     assert rotation.in_rotation == (0, 1)
     assert rotation.next_time() is None

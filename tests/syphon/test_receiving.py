@@ -33,6 +33,7 @@ from twinbus.syphon import (
     AmqpError,
     Connection,
     ConnectionLost,
+    Delivery,
     LinkDetached,
     Rejected,
     TimedOut,
@@ -98,6 +99,19 @@ async def test_stopping_delivers_what_was_there_first(connection: Connection) ->
     assert receiver.credit == 0
     await asyncio.sleep(MOMENT)
     assert len(inbox) == arrived
+
+
+async def test_a_receiver_that_is_being_stopped_asks_for_nothing(connection: Connection) -> None:
+    await put(connection, b"1", b"2", b"3")
+    inbox = Inbox()
+
+    def one_more(delivery: Delivery) -> None:
+        inbox(delivery)
+        receiver.add_credit(1)
+
+    receiver = await connection.attach_receiver("orders", one_more, credit=2)
+    await receiver.stop(PATIENCE)
+    assert receiver.credit == 0
 
 
 async def test_stopping_ends_with_the_time(namespace: Namespace, connection: Connection) -> None:

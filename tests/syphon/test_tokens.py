@@ -275,6 +275,25 @@ async def test_a_token_that_no_link_needs_is_not_renewed(strict: Namespace) -> N
         await again.deliver(message(), PATIENCE)
 
 
+async def test_every_link_that_ends_lets_go_of_its_token(strict: Namespace) -> None:
+    async with opened(strict, root_key(strict)) as connection:
+        links = [
+            await connection.attach_sender("orders"),
+            await connection.attach_receiver("orders", Inbox()),
+            await connection.management("orders"),
+        ]
+        assert len(connection._tokens._audiences) == 1
+        for link in links:
+            await link.close()
+        assert not connection._tokens._audiences
+        with pytest.raises(AmqpError):
+            await connection.attach_sender("nothing")
+        await strict.delete("orders")
+        with pytest.raises(AmqpError):
+            await connection.management("orders")
+        assert not connection._tokens._audiences
+
+
 async def test_closing_ends_the_renewal() -> None:
     async with Namespace("contoso") as namespace:
         await namespace.create(QueueDescription("orders"))

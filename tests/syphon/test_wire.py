@@ -464,6 +464,32 @@ async def test_a_message_without_credit_detaches_the_link(pair: tuple[Connection
     assert connection.error is None
 
 
+async def test_a_message_without_a_delivery_id_detaches_the_link(pair: tuple[Connection, Peer]) -> None:
+    connection, peer = pair
+    receiver = await attached_receiver(connection, peer, Inbox(), credit=1)
+    await peer.expect(amqp.Flow)
+    peer.write(delivery(1, delivery_id=None), message())
+    assert (await peer.expect(amqp.Detach)).error.condition == "amqp:invalid-field"
+    assert isinstance(receiver.error, LinkDetached)
+
+
+async def test_a_node_that_refuses_one_link_hears_nothing_of_the_other(pair: tuple[Connection, Peer]) -> None:
+    connection, peer = pair
+
+    async def serve() -> None:
+        await tokens(peer)
+        await peer.attach(50, source=None, target=None)
+        peer.write(amqp.Detach(50, True, amqp.Error("x:no", "not here")))
+        await peer.expect(amqp.Detach)
+
+    serving = asyncio.ensure_future(serve())
+    with pytest.raises(LinkDetached, match="not here"):
+        await connection.management("q")
+    await serving
+    peer.write(amqp.Flow(0, 1000, 7, 1000, echo=True))
+    await peer.expect(amqp.Flow)  # and no detach of a link that never was
+
+
 async def test_transfers_beyond_our_window_end_the_session(pair: tuple[Connection, Peer]) -> None:
     connection, peer = pair
     ends: list[AmqpError] = []

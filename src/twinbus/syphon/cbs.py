@@ -89,10 +89,9 @@ class TokenKeeper:
             raise
         return audience
 
-    def leave(self, audience: Audience, link: Link | None = None) -> None:
-        """A link is gone. A token that no link needs is not renewed any more."""
-        if link is not None:
-            audience.links.discard(link)
+    def leave(self, audience: Audience, *links: Link) -> None:
+        """Links are gone. A token that no link needs is not renewed any more."""
+        audience.links.difference_update(links)
         audience.users -= 1
         if audience.users == 0:
             self._forget(audience)

@@ -173,13 +173,16 @@ class Connection:
         deadline = Deadline(seconds)
         audience = await self._tokens.enter(self.endpoint.audience(path), deadline.left)
         try:
-            session = await self._session(2, deadline.left)
-            links = RequestLinks(session, f"{path}/$management", lambda _: self._tokens.leave(audience))
+            links = RequestLinks(
+                await self._session(2, deadline.left),
+                f"{path}/$management",
+                lambda _: self._tokens.leave(audience, *links.both),
+            )
         except BaseException:
             self._tokens.leave(audience)
             raise
-        await links.attach(deadline.left)
         audience.links |= links.both
+        await links.attach(deadline.left)
         return Management(links, path, seconds)
 
     async def _attach(

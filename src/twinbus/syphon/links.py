@@ -49,7 +49,7 @@ class Link:
         self._wire = session.wire
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
-        self._detach_sent = False
+        self._attach_sent = self._detach_sent = False
         self._detached: asyncio.Future[None] = self._loop.create_future()
         self.attached: asyncio.Future[None] = self._loop.create_future()
         self.handle = session.next_handle()
@@ -79,6 +79,8 @@ class Link:
 
     async def attach(self, seconds: float) -> None:
         """Attach, or raise `LinkDetached` with the peer's reason, `TimedOut` or `ConnectionLost`."""
+        self.check()
+        self._attach_sent = True
         self._wire.write(frame(self._session.channel, self.attach_frame()))
         try:
             async with answered_within(seconds, f"'{self.path}' was not attached", self._session):
@@ -138,7 +140,10 @@ class Link:
     def give_up(self, error: AmqpError) -> None:
         """End the link from our side. The handle is free again when the peer has confirmed."""
         reason = amqp.Error(error.condition, error.description, {}) if error.condition else None
-        self._write_detach(reason)
+        if self._attach_sent:
+            self._write_detach(reason)
+        else:
+            self._session.remove(self)  # the peer has never heard of it
         self.ended(error)
 
     def _write_detach(self, reason: amqp.Error | None) -> None:

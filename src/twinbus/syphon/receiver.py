@@ -95,9 +95,12 @@ class Receiver(Link):
     def add_credit(self, messages: int) -> None:
         """Ask for so many messages more. All of one turn of the event loop goes to the peer as one flow.
 
-        Raises `ValueError` if it is none or too many, or the error that ended the link.
+        While the receiver is being stopped nothing is asked for. Raises `ValueError` if it is none or too many, or the
+        error that ended the link.
         """
         self.check()
+        if self._drained is not None:
+            return
         if messages < 1 or self.credit + messages > MAX_CREDIT:
             raise ValueError(f"messages must be 1 or more, and credit at most {MAX_CREDIT} in all, not {messages}")
         self.credit += messages
@@ -161,6 +164,9 @@ class Receiver(Link):
             return  # under way while we detached; its lock runs out
         if self.credit <= 0:
             self.give_up(LinkDetached("a message came without credit", "amqp:link:transfer-limit-exceeded"))
+            return
+        if transfer.delivery_id is None:
+            self.give_up(LinkDetached("a message came without a delivery id", "amqp:invalid-field"))
             return
         self.credit -= 1
         self._delivery_count = (self._delivery_count + 1) & MASK

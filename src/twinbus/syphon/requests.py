@@ -100,12 +100,9 @@ class RequestLinks:
     async def attach(self, seconds: float) -> None:
         """Attach both links; raises `LinkDetached`, `TimedOut` or `ConnectionLost`."""
         deadline = Deadline(seconds)
-        try:
-            await self._receiver.attach(deadline.left)
-            await self._sender.attach(deadline.left)
-        except BaseException:
-            self.give_up(LinkDetached(f"'{self.node}' could not be attached"))
-            raise
+        # If one fails, the other is given up: `_ended`.
+        await self._receiver.attach(deadline.left)
+        await self._sender.attach(deadline.left)
         self._receiver.add_credit(MAX_PENDING)
 
     async def request(self, properties: dict[str, Any], body: Any, seconds: float) -> Answer:
@@ -126,6 +123,8 @@ class RequestLinks:
                 return await answered
         finally:
             self._waiting.pop(message_id, None)
+            if answered.done() and not answered.cancelled():
+                answered.exception()  # the links may have ended before anybody waited for it
 
     def _taken(self, message_id: str, error: AmqpError | None) -> None:
         waiting = self._waiting.get(message_id)
@@ -148,18 +147,15 @@ class RequestLinks:
         if self.error is not None:
             return
         self.error = error
-        self.give_up(error)
+        for link in self.both:
+            if link.error is None:
+                link.give_up(error)
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(error)
         if self._on_end is not None:
             self._on_end(error)
 
-    def give_up(self, error: AmqpError) -> None:
-        for link in (self._sender, self._receiver):
-            if link.error is None:
-                link.give_up(error)
-
     async def close(self, seconds: float) -> None:
-        self.error = self.error or LinkDetached(f"the links to '{self.node}' were closed here")
+        self._ended(LinkDetached(f"the links to '{self.node}' were closed here"))
         await asyncio.gather(self._sender.close(seconds), self._receiver.close(seconds))

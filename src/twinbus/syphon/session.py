@@ -88,6 +88,7 @@ class Session:
         self._accepting: list[int] = []
         self._credit_changed: dict[Link, None] = {}
         self._probed_at: float | None = None
+        self._orphans: dict[Link, list[Pending]] = {}
         self.ended = False
 
     def begin(self) -> None:
@@ -321,6 +322,8 @@ class Session:
 
     def take_pending(self, link: Link) -> list[Pending]:
         """What a link that is gone still waited for."""
+        if self.ended:
+            return self._orphans.pop(link, [])
         taken = []
         for pending in (self._sent, self._settling):
             for number in [number for number, entry in pending.items() if entry.link is link]:
@@ -358,5 +361,10 @@ class Session:
         self._theirs.clear()
         self._stalled.clear()
         self._accepting.clear()
+        self._credit_changed.clear()
+        for pending in (self._sent, self._settling):
+            for entry in pending.values():
+                self._orphans.setdefault(entry.link, []).append(entry)
+            pending.clear()
         for link in links:
             link.ended(error)
