@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,6 +17,7 @@ MAX_FRAME = 65536
 WINDOW = 0x7FFFFFFF
 PATIENCE = 20.0  # seconds for something that should come at once
 _P = TypeVar("_P")
+_NUMBERS = itertools.count(1)
 
 
 class Ended(Exception):  # noqa: N818 - an event that tests expect
@@ -27,6 +29,7 @@ class Peer:
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
+        self.name = f"peer-{next(_NUMBERS)}"
         self._buffer = bytearray()
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
@@ -50,6 +53,14 @@ class Peer:
         """Send frames, all in one piece."""
         self.write(*(frame(channel, one) for one in performatives))
 
+    async def drain(self) -> None:
+        """Wait until the bytes have left, or nearly."""
+        await self._writer.drain()
+
+    def stop_reading(self) -> None:
+        """Take nothing more from the network."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+
     def end(self) -> None:
         """Say that nothing more will come."""
         self._writer.write_eof()
@@ -70,7 +81,7 @@ class Peer:
         assert await self.authenticate(mechanism) == 0
         self.write(AMQP_HEADER)
         assert await self.header() == AMQP_HEADER
-        opened = amqp.Open("peer", hostname="127.0.0.1", max_frame_size=MAX_FRAME)
+        opened = amqp.Open(self.name, hostname="127.0.0.1", max_frame_size=MAX_FRAME)
         self.send(opened._replace(**fields))
         return await self.expect(amqp.Open)
 

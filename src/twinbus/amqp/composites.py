@@ -6,12 +6,15 @@ that is out of range, so whoever reads a field can rely on what it holds.
 
 from __future__ import annotations
 
+import struct
 from typing import Any, NamedTuple
 
 from .decoding import Decoder
 from .types import DecodeError
 
 NULL = 0x40
+_CONSTANTS = (None, True, False, 0, 0)  # constructors 0x40 to 0x44, which no bytes follow
+_u32 = struct.Struct(">I").unpack_from
 _TEXT = b"\xa1\xb1\xa3\xb3"  # clients mix up strings and symbols, and the plain value is the same
 _CODES = {
     "boolean": b"\x41\x42\x56",
@@ -45,7 +48,7 @@ def composite(name: str, fields: tuple[str, ...], types: str) -> Composite:
     """Describe a composite type; `types` names one type per field, with a `!` where it must not be null."""
     words = tuple(types.split(", ")) if types else ()
     plain = tuple(word.rstrip("!") for word in words)
-    codes = tuple(frozenset(_CODES[word]) for word in plain)
+    codes = tuple(frozenset((NULL, *_CODES[word])) for word in plain)
     mandatory = tuple(index for index, word in enumerate(words) if word.endswith("!"))
     if len(codes) != len(fields):
         raise ValueError(f"{name} has {len(fields)} fields but {len(codes)} types")
@@ -61,18 +64,25 @@ def decode_fields(
     that ends too early shows as the decoders' own exceptions, see `decoding.MALFORMED`.
     """
     values: list[Any] = []
-    append = values.append
     for codes in kind.codes[:count]:
         code = buf[pos]
-        pos += 1
-        if code == NULL:
-            append(None)
-        elif code in codes:
-            value, pos = decoders[code](buf, pos, depth)
-            append(value)
-        else:
+        if code not in codes:
             raise _wrong_type(kind, len(values), code)
-    check_mandatory(kind, values)
+        # Most fields are one of these, and every frame has many: a call for each would cost more than the frame.
+        if NULL <= code < 0x45:
+            value = _CONSTANTS[code - NULL]
+            pos += 1
+        elif code == 0x52 or code == 0x53:
+            value = buf[pos + 1]
+            pos += 2
+        elif code == 0x70:
+            (value,) = _u32(buf, pos + 1)
+            pos += 5
+        else:
+            value, pos = decoders[code](buf, pos + 1, depth)
+        values.append(value)
+    if kind.mandatory:
+        check_mandatory(kind, values)
     return values, pos
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .encoding import encode_into
-from .performatives import described, encode_performative
+from .performatives import Transfer, described, encode_performative
 from .types import DecodeError, EncodeError
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
@@ -26,6 +26,15 @@ _head = struct.Struct(">IBBH")
 _u32 = struct.Struct(">I")
 _ACCEPTED = b"\x00\x53\x24\x45"
 _TRANSFER_OVERHEAD = 12  # descriptor, list header and the last six fields of a transfer
+_TRANSFER_LIST = b"\x00\x53\x14\xc0"
+_FLAGS = {b"\x40": None, b"\x41": True, b"\x42": False, b"\x56\x00": False, b"\x56\x01": True}
+# How a transfer ends: settled and more in any form, then nulls or nothing. With both values and the field count.
+_TRANSFER_ENDS = {
+    settled + more + b"\x40" * nulls: (_FLAGS[settled], _FLAGS[more], 6 + nulls)
+    for settled in _FLAGS
+    for more in _FLAGS
+    for nulls in range(6)
+}
 
 
 class FramingError(DecodeError):
@@ -47,22 +56,63 @@ def split_frames(buffer: bytearray, max_frame_size: int) -> Iterator[tuple[int, 
     What is left in the buffer is the beginning of the next frame. Raises `FramingError` for a frame that is
     malformed or larger than `max_frame_size`, as soon as its header is there.
     """
-    pos, end = 0, len(buffer)
+    if len(buffer) < 8 or len(buffer) < _u32.unpack_from(buffer)[0] <= max_frame_size:
+        return  # not even one whole frame
+    data = bytes(buffer)  # slices of bytes are cheaper than a view and a copy for each frame
+    pos, end = 0, len(data)
     try:
         while end - pos >= 8:
-            size, doff, frame_type, channel = _head.unpack_from(buffer, pos)
+            size, doff, frame_type, channel = _head.unpack_from(data, pos)
             if size > max_frame_size:
                 raise FramingError(f"a frame of {size} bytes is larger than the agreed {max_frame_size}")
             if size < 8 or doff < 2 or doff * 4 > size:
                 raise FramingError(f"a frame header with size {size} and data offset {doff} is malformed")
             if end - pos < size:
                 break
-            body = bytes(memoryview(buffer)[pos + doff * 4 : pos + size])
+            body = data[pos + doff * 4 : pos + size]
             pos += size
             yield frame_type, channel, body
     finally:
         if pos:
             del buffer[:pos]
+
+
+def read_transfer(body: bytes) -> tuple[Transfer, int] | None:
+    """A transfer in the shape that clients write, and where its payload starts; None for everything else.
+
+    A shortcut, three times as fast: `decode_performative` reads these too, and says what is wrong with the rest.
+    """
+    if not body.startswith(_TRANSFER_LIST):
+        return None
+    try:
+        end, count, pos = 5 + body[4], body[5], 6
+        if body[pos] == 0x52:
+            handle, pos = body[pos + 1], pos + 2
+        elif body[pos] == 0x43:
+            handle, pos = 0, pos + 1
+        else:
+            return None
+        if body[pos] == 0x70:
+            delivery_id, pos = _u32.unpack_from(body, pos + 1)[0], pos + 5
+        elif body[pos] == 0x52:
+            delivery_id, pos = body[pos + 1], pos + 2
+        else:
+            return None
+        if body[pos] != 0xA0:
+            return None
+        tag, pos = body[pos + 2 : pos + 2 + body[pos + 1]], pos + 2 + body[pos + 1]
+        if body[pos] == 0x43:
+            message_format, pos = 0, pos + 1
+        elif body[pos] == 0x70:
+            message_format, pos = _u32.unpack_from(body, pos + 1)[0], pos + 5
+        else:
+            return None
+        settled, more, fields = _TRANSFER_ENDS[body[pos:end]]
+    except (IndexError, KeyError, struct.error):
+        return None
+    if fields != count:
+        return None
+    return Transfer(handle, delivery_id, tag, message_format, settled, more), end
 
 
 def uint(value: int) -> bytes:

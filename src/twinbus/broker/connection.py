@@ -23,6 +23,7 @@ from twinbus.amqp.frames import (
     TYPE_SASL,
     FramingError,
     frame,
+    read_transfer,
     split_frames,
 )
 from twinbus.amqp.performatives import decode_performative
@@ -276,7 +277,7 @@ class Connection(asyncio.Protocol):
             if frame_type != TYPE_AMQP:
                 raise FramingError(f"a frame of type {frame_type} is not expected here")
             if body:
-                performative, pos = decode_performative(body, 0)
+                performative, pos = read_transfer(body) or decode_performative(body, 0)
                 self._handle(number, performative, body, pos)
             if self.closing or self.frozen:
                 return False

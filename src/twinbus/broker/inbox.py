@@ -164,11 +164,11 @@ class Inbox(ABC):
         self.accessed_at = now / 1000
         changes: list[Change] = []
         stored: list[Message] = []
-        remembered = Remembered()
+        remembered = Remembered() if self.limits.duplicate_window_ms is not None else None
         for arrival in arrivals:
             if arrival.is_ping and not self.env.delivers_pings():
                 self.activity.pings += 1
-            elif self.is_duplicate(arrival, now, changes, remembered):
+            elif remembered is not None and self.is_duplicate(arrival, now, changes, remembered):
                 continue
             else:
                 message = self.admit(arrival, now)
@@ -187,25 +187,31 @@ class Inbox(ABC):
         return self.counters.last_sequence
 
     def submit_arrivals(
-        self, stored: list[Message], changes: list[Change], remembered: Remembered, done: Done, size: int = 0
+        self, stored: list[Message], changes: list[Change], remembered: Remembered | None, done: Done, size: int = 0
     ) -> None:
         """Store the messages; `size` is that of what else is in `changes`."""
-        size += sum(message.size for message in stored)
+        for message in stored:
+            size += message.size
         self._pending_bytes += size
 
         def committed(error: StoreError | None) -> None:
             self._pending_bytes -= size
-            remembered.error = error
-            for message_id in remembered.ids:
-                self._unseen.pop(message_id, None)
             if error is None:
                 self.activity.received += len(stored)
                 for message in stored:
                     self.arrived(message)
-                error = next((one.error for one in remembered.relies_on if one.error is not None), None)
+            if remembered is not None:
+                error = self._remembered(remembered, error)
             done(None if error is None else store_failure(error))
 
         self.env.store.submit(changes, committed, size)
+
+    def _remembered(self, remembered: Remembered, error: StoreError | None) -> StoreError | None:
+        """The ids are stored, or could not be; returns why the messages, or those they relied on, were not."""
+        remembered.error = error
+        for message_id in remembered.ids:
+            self._unseen.pop(message_id, None)
+        return error or next((one.error for one in remembered.relies_on if one.error is not None), None)
 
     def arrived(self, message: Message) -> None:
         """A message of this queue is committed."""

@@ -16,7 +16,7 @@ from twinbus.amqp.frames import uint
 from twinbus.amqp.types import Symbol
 
 from .errors import ARGUMENT_ERROR, BrokerError
-from .schema import INSERT, Change, State, message_key
+from .schema import INSERT, INSERT_PLAIN, Change, State, message_key
 
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 BATCH_FORMAT = 0x80013700
@@ -98,13 +98,31 @@ class Message:
     def __lt__(self, other: Message) -> bool:
         return self.sequence < other.sequence
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an active message that was not delivered yet, and has no optional parts."""
+        return (
+            self.header is None
+            and self.annotations is None
+            and self.delivery_annotations is None
+            and self.session is None
+            and self.expires_at is None
+            and self.due_at is None
+            and not self.delivery_count
+            and self.state == State.ACTIVE
+        )
+
     def insertion(self, queue: int) -> Change:
         """The change that stores this message in a queue."""
         state = self.state
+        key = message_key(queue, self.sequence)
+        if self.is_plain:
+            row = (key, self.enqueued_at, self.size, self.bare)
+            return Change(INSERT_PLAIN, row, queue, 1, 0, 0, self.size, self.sequence)
         return Change(
             INSERT,
             (
-                message_key(queue, self.sequence),
+                key,
                 int(state),
                 self.session,
                 self.enqueued_at,

@@ -26,15 +26,18 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from .filelock import try_lock
-from .schema import COUNT, INSERT, SCHEMA_VERSION, TABLES, Change
+from .schema import COUNT, INSERT, INSERT_PLAIN, SCHEMA_VERSION, TABLES, Change
 
 logger = logging.getLogger("twinbus.broker.store")
 
 MAX_GROUP = 2_000  # units in one commit: bounds the time a single send waits
 CACHE_KIB = 16 * 1024
+PAGE_BYTES = 8192  # a page of the usual 4 KB holds three messages of 1 KB and wastes the rest
 CHECKPOINT_BYTES = 8 << 20  # written to the log before it is copied into the database
 INLINE_UNITS = 16  # a group up to this size is written without the thread, unless it has to wait for the disk
-CHANGE_BYTES = 256  # what a change takes in the log besides the message, roughly
+# What goes to the log, roughly: it takes whole pages, so a commit costs some whatever is in it.
+COMMIT_BYTES = 12 << 10
+CHANGE_BYTES = 1 << 10  # of a change that brings no message
 PRESSURE_BYTES = 16 << 20  # waiting to be written: above this, connections stop reading
 
 
@@ -77,15 +80,15 @@ def _lock_folder(folder: Path) -> IO[bytes]:
     return file
 
 
-def _sorted_out(group: list[Unit]) -> tuple[Rows, list[tuple[str, Rows]], Rows]:
+def _sorted_out(group: list[Unit]) -> tuple[dict[str, Rows], list[tuple[str, Rows]], Rows]:
     """New messages, the other changes in order with equal statements together, and what they do to the counters."""
-    inserts: Rows = []
+    inserts: dict[str, Rows] = {INSERT_PLAIN: [], INSERT: []}
     others: list[tuple[str, Rows]] = []
     counters: dict[int, list[int]] = {}
     for unit in group:
         for sql, parameters, key, active, deferred, scheduled, size, last in unit.changes:
-            if sql is INSERT:
-                inserts.append(parameters)
+            if sql in inserts:
+                inserts[sql].append(parameters)
             elif others and others[-1][0] is sql:
                 others[-1][1].append(parameters)
             else:
@@ -149,6 +152,7 @@ class Store:
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, cached_statements=256)
         try:
             connection.execute("PRAGMA locking_mode = NORMAL")
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode != "wal":
                 raise StoreError(f"the database {self.path} needs a file system with shared memory: a local disk")
@@ -195,7 +199,11 @@ class Store:
         self.pending_bytes += size
         self._waiting.append(Unit(changes, done, size))
         self._idle.clear()
-        if not self._writing and not self._flush_scheduled and not self._collecting:
+        if not self._collecting:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._writing and not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
@@ -210,8 +218,7 @@ class Store:
             if self._inline and len(self._waiting) <= INLINE_UNITS:
                 self._flush()
             else:
-                self._flush_scheduled = True
-                self._loop.call_soon(self._flush)
+                self._flush_soon()
 
     async def commit(self, changes: Sequence[Change]) -> None:
         """Submit and wait; raises `StoreError`."""
@@ -243,7 +250,7 @@ class Store:
 
     def _committed(self, group: list[Unit], errors: list[StoreError | None]) -> None:
         self._writing = False
-        if self._waiting:
+        if len(self._waiting) > INLINE_UNITS or not self._inline:
             self._flush()  # let the disk work while the callbacks run
         for unit, error in zip(group, errors, strict=True):
             self.pending_bytes -= unit.size
@@ -255,7 +262,10 @@ class Store:
             relieved, self._pressed = self._pressed, []
             for callback in relieved:
                 callback()
-        if not self._writing and not self._waiting:
+        if self._waiting:
+            # Only now: callbacks must run in the order of the commits, and a small group would be done at once.
+            self._flush_soon()
+        elif not self._writing:
             self._idle.set()
 
     # ---- the writer thread ----
@@ -317,15 +327,16 @@ class Store:
             connection.execute("COMMIT")
         else:
             inserts, others, counters = _sorted_out(group)
-            if not inserts and not others:
+            if not others and not any(inserts.values()):
                 return
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(INSERT, inserts)
+            for sql, rows in inserts.items():
+                connection.executemany(sql, rows)
             connection.executemany(COUNT, counters)
             for sql, rows in others:
                 connection.executemany(sql, rows)
             connection.execute("COMMIT")
-        self._logged += sum(unit.size + CHANGE_BYTES * len(unit.changes) for unit in group)
+        self._logged += COMMIT_BYTES + sum(unit.size or CHANGE_BYTES * len(unit.changes) for unit in group)
 
     # ---- closing ----
 

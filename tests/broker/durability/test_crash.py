@@ -60,8 +60,8 @@ def _miscounted(admin: ServiceBusAdministrationClient, campaign: Campaign, table
             scheduled = found.scheduled_message_count
         scanned, dead = tables.count(path), tables.count(path, dead_letters=True)
         counted = (found.active_message_count + scheduled, found.dead_letter_message_count)
-        # What was scheduled may have become active since; the two together have not changed.
-        if counted != (scanned.active + scanned.scheduled, dead.active):
+        # Deferred messages count as active. What was scheduled may be active by now; together they have not changed.
+        if counted != (scanned.active + scanned.deferred + scanned.scheduled, dead.active):
             problems.append(f"{path}: the namespace counts {counted}, the tables hold {scanned} and {dead}")
     return problems
 

@@ -6,14 +6,17 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+from tests.broker.durability.tables import LOG
 from tests.broker.raw_client import Delivery, Gone, RawClient, Refused, encoded_message
 
+from twinbus.broker.config import NamespaceConfig
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.namespace import Namespace
-from twinbus.broker.schema import Change
-from twinbus.broker.store import Store, StoreError, Unit
+from twinbus.broker.schema import INSERT, PUT_SETTING, Change, message_key
+from twinbus.broker.store import CHECKPOINT_BYTES, INLINE_UNITS, Durability, Store, StoreError, Unit
 
 QUEUE = "orders"
 SECONDS = 10.0
@@ -60,8 +63,10 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
 
 
 @pytest.fixture
-async def namespace(writer: Writer) -> AsyncIterator[Namespace]:
-    async with Namespace("contoso") as running:
+async def namespace(writer: Writer, tmp_path: Path) -> AsyncIterator[Namespace]:
+    # At durability full everything is written by the thread, which can be made to wait.
+    config = NamespaceConfig("contoso", port=0, durability=Durability.FULL)
+    async with Namespace(config, data=tmp_path) as running:
         await running.create(QueueDescription(QUEUE))
         yield running
         writer.let_go()
@@ -204,3 +209,32 @@ async def test_a_change_that_cannot_be_written_fails_alone(namespace: Namespace)
     kept = {row[0] for row in namespace.store.reader.execute("SELECT name FROM settings")}
     assert {"before", "after"} <= kept
     assert "bad" not in kept
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+async def test_answers_come_in_the_order_of_the_commits(tmp_path: Path, durability: Durability) -> None:
+    store = Store(tmp_path, durability)
+    answered: list[int] = []
+
+    def submit(number: int) -> None:
+        store.submit([Change(PUT_SETTING, (str(number), ""))], lambda error: answered.append(number))
+
+    many = 2 * INLINE_UNITS  # for the thread, and the last one perhaps not
+    for number in range(many):
+        submit(number)
+    await asyncio.sleep(0)
+    submit(many)
+    await store.commit([])
+    assert answered == list(range(many + 1))
+    await store.close()
+
+
+async def test_the_log_stays_small_however_many_commits_there_are(tmp_path: Path) -> None:
+    store = Store(tmp_path, Durability.NORMAL)
+    body = bytes(1000)
+    for number in range(4000):
+        row = (message_key(2, number), 0, None, 0, None, None, 0, len(body), None, None, None, body)
+        store.submit([Change(INSERT, row, 2, 1, 0, 0, len(body), number)], lambda error: None, len(body))
+        await store.commit([])
+    assert (tmp_path / LOG).stat().st_size < 4 * CHECKPOINT_BYTES
+    await store.close()

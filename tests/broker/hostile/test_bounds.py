@@ -1,0 +1,247 @@
+"""Whatever one client asks for, it gets a bounded share of memory, and the others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusSender
+from tests.broker.faults.bench import PATIENCE, until
+from tests.broker.frame_peer import Peer, receiver_attach, sender_attach, transfer
+from tests.broker.hostile.conftest import QUEUE
+from tests.broker.raw_client import encoded_message
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.frames import frame
+from twinbus.broker import Namespace, QueueDescription, links
+from twinbus.broker.connection import MAX_UNREAD, WRITE_HIGH_WATER, Connection
+from twinbus.broker.links import MAX_RESERVED
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("serving")]
+
+FLOW = amqp.Flow(1, 0x7FFFFFFF, 0, 0x7FFFFFFF)
+KILOBYTES = bytes(10_000)
+STORED = 1000  # messages of 10 KB
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def full_queue(namespace: Namespace) -> AsyncIterator[str]:
+    """A queue with far more in it than a connection may hold."""
+    path = "full"
+    await namespace.create(QueueDescription(path))
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_sender(path)
+        message = encoded_message("m", KILOBYTES)
+        peer.write(*(transfer(number, payload=message) for number in range(STORED)))
+        accepted = 0
+        while accepted < STORED:
+            disposition = await peer.expect(amqp.Disposition)
+            accepted += (disposition.last or disposition.first) - disposition.first + 1
+    yield path
+
+
+async def connection_of(namespace: Namespace, peer: Peer) -> Connection:
+    """The namespace's end of a connection."""
+    (found,) = [one for one in namespace.connections if one.container == peer.name]
+    return found
+
+
+def unsent(connection: Connection) -> int:
+    assert connection._transport is not None
+    return connection._transport.get_write_buffer_size() + connection._out_size
+
+
+async def test_thousands_of_sessions_are_begun_and_one_too_many_closes_the_connection(namespace: Namespace) -> None:
+    async with Peer(namespace) as peer:
+        opened = await peer.open()
+        assert opened.channel_max is not None
+        highest = opened.channel_max
+        peer.write(*(frame(number, amqp.Begin(None, 0, 1, 1)) for number in range(highest + 1)))
+        for _ in range(highest + 1):
+            await peer.expect(amqp.Begin)
+        peer.send(amqp.Begin(None, 0, 1, 1), channel=highest + 1)
+        assert await peer.close_error() == "amqp:not-allowed"
+
+
+async def test_thousands_of_links_are_attached_and_one_too_many_is_refused(namespace: Namespace) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        for channel in (0, 1):
+            await peer.begin(channel)
+        half = 2500
+        for channel in (0, 1):
+            peer.write(*(frame(channel, sender_attach(QUEUE, handle)) for handle in range(half)))
+            for _ in range(half):
+                assert (await peer.expect(amqp.Attach)).target is not None
+        peer.send(sender_attach(QUEUE, half))
+        assert (await peer.expect(amqp.Detach)).error.condition == "amqp:resource-limit-exceeded"
+
+
+async def test_a_delivery_larger_than_the_limit_is_rejected_and_not_kept(namespace: Namespace) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_sender(QUEUE)
+        for number in range(400):
+            peer.write(transfer(0, more=True, payload=KILOBYTES))
+            if number % 50 == 0:
+                await peer.drain()
+        connection = await connection_of(namespace, peer)
+        assert connection.budget.used < 2 << 20
+        peer.write(transfer(0, payload=KILOBYTES), transfer(1))
+        rejected = await peer.expect(amqp.Disposition)
+        assert isinstance(rejected.state, amqp.Rejected)
+        assert rejected.state.error.condition == "amqp:link:message-size-exceeded"
+        assert isinstance((await peer.expect(amqp.Disposition)).state, amqp.Accepted)
+        assert connection.budget.used == 0
+
+
+async def test_unfinished_deliveries_of_a_connection_are_bounded_together(namespace: Namespace) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        for handle in range(40):
+            await peer.attach_sender(QUEUE, handle)
+        for handle in range(40):
+            for _ in range(16):
+                peer.write(transfer(0, handle, more=True, payload=bytes(60_000)))
+            await asyncio.sleep(0)
+        assert await peer.close_error() == "amqp:resource-limit-exceeded"
+
+
+async def test_a_delivery_of_endless_empty_frames_is_bounded(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MAX_UNFINISHED", 1 << 20)
+    monkeypatch.setattr(links.IncomingLink, "BATCH_BYTES", 1 << 18)
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_sender(QUEUE)
+        empty = frame(0, amqp.Transfer(0, 0, b"0", 0, False, True))
+        peer.write(empty * 40_000)
+        assert await peer.close_error() == "amqp:resource-limit-exceeded"
+
+
+async def test_a_link_that_ends_gives_back_what_it_had_begun(namespace: Namespace) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        for _ in range(3):
+            await peer.attach_sender(QUEUE)
+            peer.write(transfer(0, more=True, payload=KILOBYTES))
+            peer.send(amqp.Detach(0, closed=True))
+            await peer.expect(amqp.Detach)
+        connection = await connection_of(namespace, peer)
+        assert connection.budget.used == 0
+
+
+async def test_outcomes_for_four_billion_deliveries_take_no_time(namespace: Namespace, full_queue: str) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_receiver(full_queue)
+        peer.send(FLOW._replace(handle=0, delivery_count=0, link_credit=3))
+        for _ in range(3):
+            await peer.expect(amqp.Transfer)
+        started = time.monotonic()
+        for first, last in ((0, 0xFFFFFFFF), (5, 1), (0xFFFFFFFF, 0), (0xFFFFFFF0, 0xFFFFFFFF)):
+            peer.send(amqp.Disposition(amqp.ROLE_RECEIVER, first, last, False, amqp.Released()))
+        answer = await peer.expect(amqp.Disposition)
+        assert isinstance(answer.state, amqp.Released)
+        peer.send(FLOW._replace(handle=0, delivery_count=3, link_credit=0, echo=True))
+        await peer.expect(amqp.Flow)
+        assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        FLOW._replace(next_incoming_id=0xFFFFFFFF, incoming_window=0),
+        FLOW._replace(next_incoming_id=0x80000000, incoming_window=0xFFFFFFFF),
+        FLOW._replace(handle=0, delivery_count=0xFFFFFFFF, link_credit=0xFFFFFFFF),
+        FLOW._replace(handle=0, delivery_count=0x80000000, link_credit=0xFFFFFFFF, drain=True),
+        FLOW._replace(handle=0, link_credit=0xFFFFFFFF, available=0xFFFFFFFF, drain=True, echo=True),
+    ],
+)
+async def test_flows_with_absurd_numbers_do_no_harm(namespace: Namespace, flow: amqp.Flow) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_receiver(QUEUE)
+        peer.send(flow, flow, FLOW._replace(echo=True))
+        await peer.expect(amqp.Flow)
+
+
+@pytest.mark.parametrize("deletes", [False, True], ids=["peek-lock", "receive-and-delete"])
+async def test_a_receiver_with_endless_credit_that_reads_nothing_gets_a_bounded_share(
+    namespace: Namespace, full_queue: str, deletes: bool
+) -> None:
+    entity = namespace.find(full_queue)
+    assert entity is not None
+    before = entity.queue.activity.delivered
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        attach = receiver_attach(full_queue)
+        peer.send(attach._replace(snd_settle_mode=1 if deletes else 0))
+        await peer.expect(amqp.Attach)
+        connection = await connection_of(namespace, peer)
+        peer.stop_reading()
+        peer.send(FLOW._replace(handle=0, delivery_count=0, link_credit=0x7FFFFFFF))
+        await until(lambda: connection.blocked)
+        await asyncio.sleep(0.2)
+        assert unsent(connection) < WRITE_HIGH_WATER + MAX_RESERVED * 10_500
+        assert entity.queue.activity.delivered - before < STORED
+
+
+async def test_a_client_that_asks_and_never_listens_is_not_listened_to_any_more(namespace: Namespace) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        connection = await connection_of(namespace, peer)
+        peer.stop_reading()
+        question = frame(0, FLOW._replace(echo=True)) * 2000
+        with pytest.raises(TimeoutError):
+            for _ in range(2000):  # 150 MB of answers, if anyone gave them
+                peer.write(question)
+                await asyncio.wait_for(peer.drain(), 1)
+        assert unsent(connection) < 2 * MAX_UNREAD
+
+
+async def test_answers_without_credit_are_kept_up_to_a_bound(namespace: Namespace) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_sender("$cbs", 0)
+        await peer.attach_receiver("$cbs", 1)
+        for _ in range(150):
+            peer.write(frame(0, amqp.Transfer(0, 0, b"0", 0, True, False), b"\x00\x53\x77\x40"))
+            await asyncio.sleep(0)
+        assert await peer.close_error() in ("amqp:resource-limit-exceeded", "amqp:not-allowed")
+
+
+async def test_nothing_of_many_broken_connections_is_left(namespace: Namespace, well_behaved: ServiceBusSender) -> None:
+    for _ in range(50):
+        async with Peer(namespace) as peer:
+            await peer.open()
+            await peer.begin()
+            await peer.attach_sender(QUEUE)
+            peer.write(transfer(0, more=True, payload=KILOBYTES), b"\x00" * 8)
+    await well_behaved.send_messages(ServiceBusMessage("x"))
+    await until(lambda: len(namespace.connections) == 1)
+
+    def connections() -> int:
+        gc.collect()
+        return sum(isinstance(one, Connection) for one in gc.get_objects())
+
+    async with asyncio.timeout(PATIENCE):
+        while connections() > 1:  # noqa: ASYNC110 - timers of connections that ended still hold them
+            await asyncio.sleep(0.1)
