@@ -14,7 +14,7 @@ INSTALLED_CONFORMANCE := .venv/.installed-conformance
 RUN_PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast demo conformance bench-broker format constraints clean
+.PHONY: help venv check test test-fast demo conformance bench-broker bench-memory format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -52,8 +52,11 @@ demo: $(INSTALLED) ## See it work: namespaces, messages and an outage, on this m
 conformance: $(INSTALLED_CONFORMANCE) ## Run the SDK's own live tests against a namespace (ARGS=--fast)
 	@$(BIN)/python scripts/conformance.py $(ARGS)
 
-bench-broker: $(INSTALLED) ## Measure the embedded namespace
+bench-broker: $(INSTALLED) ## Measure the embedded namespace (QUICK=1 for a tenth)
 	@$(BIN)/python bench/broker.py
+
+bench-memory: $(INSTALLED) ## Push and store a million messages, and watch the memory (QUICK=1 for a tenth)
+	@$(BIN)/python bench/memory.py
 
 format: $(INSTALLED) ## Sort the imports, mend what can be mended, format
 	@$(BIN)/ruff check --fix
