@@ -16,7 +16,7 @@ from typing import Any
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp import sections
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, disposition_frame, frame
+from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
 from twinbus.broker.security import ConnectionString
 
 MAX_FRAME = 65536
@@ -196,6 +196,3 @@ def accepted(deliveries: range) -> bytes:
     return b"".join(
         frame(0, amqp.Disposition(amqp.ROLE_RECEIVER, number, number, False, amqp.Accepted())) for number in deliveries
     )
-
-
-__all__ = ["RawClient", "accepted", "disposition_frame", "encoded_messages", "transfers"]

@@ -20,9 +20,7 @@ _SEGMENTS = st.from_regex(r"[A-Za-z0-9._-]*[A-Za-z0-9][A-Za-z0-9._-]*", fullmatc
 SEGMENTS = _SEGMENTS.filter(lambda s: bool(s.strip(".")) and s.lower() != "subscriptions")
 PATHS = st.lists(SEGMENTS, min_size=1, max_size=3).map("/".join)
 # Everything that XML can carry.
-TEXTS = st.text(
-    st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff"), max_size=50
-)
+TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff"), max_size=50)
 METADATA = st.text(
     st.one_of(
         st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff"),

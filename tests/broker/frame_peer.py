@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -35,7 +36,15 @@ class Peer:
         self._writer: asyncio.StreamWriter
 
     async def __aenter__(self) -> Self:
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._namespace.port)
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)  # else it grows to many megabytes by itself
+        raw.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", self._namespace.port))
+        except OSError:
+            raw.close()
+            raise
+        self._reader, self._writer = await asyncio.open_connection(sock=raw)
         return self
 
     async def __aexit__(

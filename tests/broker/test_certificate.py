@@ -281,9 +281,7 @@ def test_a_damaged_authority_is_remade_with_a_warning(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"half a certifi"])
-def test_the_file_that_clients_trust_is_written_again_unchanged(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_the_file_that_clients_trust_is_written_again_unchanged(tmp_path: Path, content: bytes | None) -> None:
     certificate = ensure_certificate(tmp_path)
     before = certificate.ca_file.read_bytes()
     certificate.ca_file.unlink()
@@ -330,9 +328,7 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {CA_FILE, CA_KEY_FILE, SERVER_FILE, ".lock"}
 
 
-def test_a_failed_write_leaves_the_old_files_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_files_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure_certificate(tmp_path)
     before = contents(tmp_path)
 
@@ -367,9 +363,7 @@ def test_a_certificate_and_key_in_two_files_are_served_too(tmp_path: Path) -> No
     key = serialization.load_pem_private_key(content, password=None)
     (tmp_path / "cert.pem").write_bytes(content[content.index(b"-----BEGIN CERTIFICATE") :])
     (tmp_path / "key.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     own = replace(made, cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
     with https_server(own) as port:
@@ -413,9 +407,7 @@ def test_processes_that_start_together_end_up_with_one_authority(tmp_path: Path)
     with contextlib.ExitStack() as stack:
         children = []
         for name in names:
-            child = subprocess.Popen(
-                [*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            child = subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             stack.enter_context(child)
             stack.callback(child.kill)
             children.append(child)
@@ -429,9 +421,7 @@ def test_processes_that_start_together_end_up_with_one_authority(tmp_path: Path)
     assert set(names) < names_in(ensure_certificate(folder))
 
 
-def test_a_lock_that_is_never_given_back_ends_the_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_is_never_given_back_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held, release = threading.Event(), threading.Event()
 
     def hold(folder: Path) -> None:

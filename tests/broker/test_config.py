@@ -178,9 +178,7 @@ def test_a_topic_brings_its_subscriptions() -> None:
         billing = { requires_session = true, max_delivery_count = 3 }
         """
     ).topics
-    assert topic.description == TopicDescription(
-        "events", default_message_time_to_live=5400 * TICKS_PER_SECOND
-    )
+    assert topic.description == TopicDescription("events", default_message_time_to_live=5400 * TICKS_PER_SECOND)
     assert topic.subscriptions == (
         SubscriptionDescription("events", "audit"),
         SubscriptionDescription("events", "billing", requires_session=True, max_delivery_count=3),
@@ -228,9 +226,7 @@ def test_a_policy_is_a_list_of_rights_or_a_table() -> None:
 def test_a_namespace_always_has_its_root_policy() -> None:
     root, sender = one('policies.sender = ["Send"]').access_policies()
     assert (root.name, root.rights, sender.name) == (ROOT_POLICY, ALL_RIGHTS, "sender")
-    (fixed,) = one(
-        f'policies.{ROOT_POLICY} = {{ rights = "Manage", primary_key = "known" }}'
-    ).access_policies()
+    (fixed,) = one(f'policies.{ROOT_POLICY} = {{ rights = "Manage", primary_key = "known" }}').access_policies()
     assert fixed.primary_key == "known"
 
 
@@ -240,9 +236,7 @@ def test_keys_that_are_not_fixed_are_kept_over_restarts() -> None:
     assert namespace.access_policies() != first
     assert namespace.access_policies(first) == first
     kept = AccessPolicy("sender", "older", "kept", ALL_RIGHTS)
-    assert namespace.access_policies([kept])[1] == AccessPolicy(
-        "sender", "fixed", "kept", frozenset({Right.SEND})
-    )
+    assert namespace.access_policies([kept])[1] == AccessPolicy("sender", "fixed", "kept", frozenset({Right.SEND}))
 
 
 def test_the_policies_of_an_entity_become_its_rules_and_keep_their_keys() -> None:
@@ -359,9 +353,7 @@ def test_a_message_size_is_bytes_or_has_a_unit(written: str, size: int) -> None:
     assert one(f"max_message_size = {written}").max_message_size == size
 
 
-@pytest.mark.parametrize(
-    "written", ["0", "1023", "104857601", '"101 MB"', '"1 GB"', '"big"', "true", "256.5", "[]"]
-)
+@pytest.mark.parametrize("written", ["0", "1023", "104857601", '"101 MB"', '"1 GB"', '"big"', "true", "256.5", "[]"])
 def test_a_message_size_out_of_bounds_names_the_bounds(written: str) -> None:
     error = mistake(f"[namespaces.contoso]\nmax_message_size = {written}")
     assert (error.table, error.field) == ("namespaces.contoso", "max_message_size")
@@ -564,9 +556,7 @@ def test_a_hostile_file_is_a_short_mistake(content: str) -> None:
 
 VALUES = st.recursive(
     st.one_of(st.booleans(), st.integers(), st.floats(), st.text(max_size=10), st.datetimes()),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
     max_leaves=5,
 )
 KEYS = st.sampled_from(

@@ -162,13 +162,9 @@ def test_express_and_duplicate_detection_exclude_each_other() -> None:
 
 
 def test_the_premium_tier_has_its_own_bounds() -> None:
-    QueueDescription("q", max_message_size_in_kilobytes=102400, max_size_in_megabytes=81920).validate(
-        Tier.PREMIUM
-    )
+    QueueDescription("q", max_message_size_in_kilobytes=102400, max_size_in_megabytes=81920).validate(Tier.PREMIUM)
     assert refused(QueueDescription("q", max_message_size_in_kilobytes=1023), Tier.PREMIUM)
-    assert (
-        refused(QueueDescription("q", enable_partitioning=True), Tier.PREMIUM).field == "enable_partitioning"
-    )
+    assert refused(QueueDescription("q", enable_partitioning=True), Tier.PREMIUM).field == "enable_partitioning"
     assert refused(TopicDescription("t", enable_express=True), Tier.PREMIUM).field == "enable_express"
 
 
@@ -222,9 +218,7 @@ def test_authorization_rules_remember_when_they_were_made_and_changed() -> None:
     assert (same.created_at, same.modified_at) == (100.0, 100.0)
     assert (new.created_at, new.modified_at) == (200.0, 200.0)
     changed = replace(RULE, rights=frozenset({Right.LISTEN}))
-    (rule,) = with_rule_times(
-        replace(asked, authorization_rules=(changed,)), created, 300.0
-    ).authorization_rules
+    (rule,) = with_rule_times(replace(asked, authorization_rules=(changed,)), created, 300.0).authorization_rules
     assert (rule.created_at, rule.modified_at) == (100.0, 300.0)
 
 

@@ -56,8 +56,11 @@ def split_frames(buffer: bytearray, max_frame_size: int) -> Iterator[tuple[int, 
     What is left in the buffer is the beginning of the next frame. Raises `FramingError` for a frame that is
     malformed or larger than `max_frame_size`, as soon as its header is there.
     """
-    if len(buffer) < 8 or len(buffer) < _u32.unpack_from(buffer)[0] <= max_frame_size:
-        return  # not even one whole frame
+    if len(buffer) < 8:
+        return
+    size, doff, _, _ = _head.unpack_from(buffer)
+    if len(buffer) < size <= max_frame_size and 8 <= doff * 4 <= size:
+        return  # a good frame, but not all of it
     data = bytes(buffer)  # slices of bytes are cheaper than a view and a copy for each frame
     pos, end = 0, len(data)
     try:

@@ -57,6 +57,7 @@ WRITE_HIGH_WATER = 1 << 20
 MAX_SHOWN = 100
 MAX_UNREAD = 4 << 20
 CLOSE_TIMEOUT = 5.0
+LINGER_TIMEOUT = 2.0
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
@@ -101,6 +102,8 @@ class Connection(asyncio.Protocol):
             black.fired += 1
 
     def data_received(self, data: bytes) -> None:
+        if self.closing:
+            return
         self.last_read = self._loop.time()
         self._buffer += data
         if not self.frozen:
@@ -211,11 +214,11 @@ class Connection(asyncio.Protocol):
         try:
             act()
         except FramingError as error:
-            self.close(BrokerError(FRAMING_ERROR, str(error)))
+            self.close(BrokerError(FRAMING_ERROR, str(error)), linger=True)
         except DecodeError as error:
-            self.close(BrokerError(DECODE_ERROR, str(error)))
+            self.close(BrokerError(DECODE_ERROR, str(error)), linger=True)
         except BrokerError as error:
-            self.close(error)
+            self.close(error, linger=True)
         except Exception:
             logger.exception("a connection of %s failed", self.namespace.name)
             self.close(BrokerError("amqp:internal-error", "The namespace could not process the frame."))
@@ -448,8 +451,12 @@ class Connection(asyncio.Protocol):
 
     # ---- ending ----
 
-    def close(self, error: BrokerError | None = None) -> None:
-        """Say why, and end the connection."""
+    def close(self, error: BrokerError | None = None, *, linger: bool = False) -> None:
+        """Say why, and end the connection.
+
+        With `linger` what the client is still sending is taken and thrown away for a moment: closing a socket with
+        unread bytes would reset the connection, and the client would never read why.
+        """
         if self.closing:
             return
         if self._opened:
@@ -459,15 +466,21 @@ class Connection(asyncio.Protocol):
             self.send(frame(0, amqp.Close(error.performative())))
         if error is not None:
             logger.info("%s closed a connection: %s", self.namespace.name, error)
-        self._finish()
+        self._finish(linger)
 
-    def _finish(self) -> None:
+    def _finish(self, linger: bool = False) -> None:
         self._flush()
         self.closing = True
         for channel in self.channels.values():
             channel.drop()
         self.channels.clear()
-        if self._transport is not None:
+        self._buffer.clear()
+        if self._transport is None:
+            return
+        if linger and not self._holds and self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._ending = self._loop.call_later(LINGER_TIMEOUT, self._transport.abort)
+        else:
             self._transport.close()
             # A client that reads nothing would keep what is still to be written, and the socket, for ever.
             self._ending = self._loop.call_later(CLOSE_TIMEOUT, self._transport.abort)

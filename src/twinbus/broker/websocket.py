@@ -45,6 +45,9 @@ class WebSocketTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         self._reading.set()
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def is_closing(self) -> bool:
         return self._closing
 

@@ -64,10 +64,7 @@ class Served:
     host: str
 
     def connection_string(self, name: str = POLICY.name, key: str = POLICY.primary_key) -> str:
-        return (
-            f"Endpoint=sb://{self.host};SharedAccessKeyName={name};SharedAccessKey={key};"
-            "UseDevelopmentEmulator=true"
-        )
+        return f"Endpoint=sb://{self.host};SharedAccessKeyName={name};SharedAccessKey={key};UseDevelopmentEmulator=true"
 
     def sync_client(self, **credentials: str) -> SyncClient:
         return SyncClient.from_connection_string(
@@ -113,8 +110,6 @@ def admin(served: Served, request: pytest.FixtureRequest) -> Iterator[Any]:
             yield client
         return
     with asyncio.Runner() as runner:
-        client = AioClient.from_connection_string(
-            served.connection_string(), transport=_PlainAio(), retry_total=0
-        )
+        client = AioClient.from_connection_string(served.connection_string(), transport=_PlainAio(), retry_total=0)
         yield _Awaited(client, runner)
         runner.run(client.close())

@@ -39,9 +39,7 @@ class MemoryTopic(_Entity):
 class MemoryRegistry:
     """Keeps descriptions; views may be changed by a test to show counts and sizes."""
 
-    def __init__(
-        self, policy: AccessPolicy, *, name: str = "contoso", clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, policy: AccessPolicy, *, name: str = "contoso", clock: Callable[[], float] = time.time) -> None:
         self.name = name
         self.created_at = clock()
         self._clock = clock

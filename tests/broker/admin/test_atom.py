@@ -111,9 +111,7 @@ def test_a_time_that_never_was_is_the_year_one() -> None:
 
 def test_properties_that_are_missing_or_nil_keep_their_default() -> None:
     assert read("") == QueueDescription("q")
-    assert read('<LockDuration i:nil="true"/><ForwardTo/><UserMetadata></UserMetadata>') == QueueDescription(
-        "q"
-    )
+    assert read('<LockDuration i:nil="true"/><ForwardTo/><UserMetadata></UserMetadata>') == QueueDescription("q")
 
 
 def test_properties_nobody_knows_and_those_only_the_namespace_says_are_passed_over() -> None:

@@ -119,9 +119,7 @@ def test_only_a_star_is_a_condition(served: Served) -> None:
         ),
     ],
 )
-def test_a_body_that_cannot_be_used_is_refused_with_the_reason(
-    served: Served, body: bytes, detail: str
-) -> None:
+def test_a_body_that_cannot_be_used_is_refused_with_the_reason(served: Served, body: bytes, detail: str) -> None:
     answer = send(served, "PUT", "/q", body)
     assert answer.status == 400
     assert answer.detail.startswith("SubCode=40000. ")
@@ -197,9 +195,7 @@ async def test_a_topic_is_full_at_last(served: Served) -> None:
 
 
 def test_an_update_that_does_not_mention_what_cannot_change_leaves_it(served: Served) -> None:
-    assert (
-        send(served, "PUT", "/q", entry(properties=b"<RequiresSession>true</RequiresSession>")).status == 201
-    )
+    assert send(served, "PUT", "/q", entry(properties=b"<RequiresSession>true</RequiresSession>")).status == 201
     assert send(served, "PUT", "/q", entry(), If_Match="*").status == 200
     queue = served.registry.queues()[0].description
     assert queue.requires_session

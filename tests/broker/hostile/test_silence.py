@@ -1,0 +1,185 @@
+"""Clients that connect and say nothing, or not enough, or nonsense over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tests.broker.faults.bench import until
+from tests.broker.frame_peer import Ended, Peer
+from tests.broker.hostile.conftest import QUEUE
+
+from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER
+from twinbus.broker import DEFAULT, Namespace, QueueDescription, connection, http_front, listener
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MOMENT = 0.3
+# The first bytes of a TLS client.
+CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def impatient(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Namespace]:
+    """A namespace with a certificate that gives its clients only a moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listener, "FIRST_BYTES_TIMEOUT", MOMENT)
+        patch.setattr(connection, "HANDSHAKE_TIMEOUT", MOMENT)
+        patch.setattr(http_front, "REQUEST_HEAD_TIMEOUT", MOMENT)
+        patch.setattr(listener, "MAX_UNKNOWN", 20)
+        profile = replace(DEFAULT, link_idle=1.0)  # so that it looks at its connections often
+        folder: Path = tmp_path_factory.mktemp("tls")
+        async with Namespace("contoso", profile=profile, certificate_folder=folder) as running:
+            await running.create(QueueDescription(QUEUE))
+            yield running
+
+
+async def ends(namespace: Namespace, said: bytes) -> bool:
+    """Whether the namespace loses patience with someone who says this and no more."""
+    async with Peer(namespace) as peer:
+        peer.write(said)
+        await peer.rest()
+        return True
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"A",
+        b"AMQ",
+        CLIENT_HELLO[:1],
+        CLIENT_HELLO,
+        b"G",
+        b"GET /healthz HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: ",
+    ],
+    ids=["nothing", "one byte", "three bytes", "TLS", "part of a hello", "one letter", "a line", "part of a header"],
+)
+async def test_whoever_says_too_little_is_cut_off(impatient: Namespace, said: bytes) -> None:
+    assert await asyncio.wait_for(ends(impatient, said), 10)
+
+
+@pytest.mark.parametrize("stage", ["header", "sasl", "open"])
+async def test_whoever_does_not_get_to_the_open_is_cut_off(impatient: Namespace, stage: str) -> None:
+    async with Peer(impatient) as peer:
+        peer.write(SASL_HEADER)
+        if stage != "header":
+            await peer.header()
+        if stage == "open":
+            async with Peer(impatient) as other:
+                await other.authenticate()
+                other.write(AMQP_HEADER)
+                await other.header()
+                with pytest.raises(Ended):
+                    await other.next()
+        await asyncio.wait_for(peer.rest(), 10)
+
+
+async def test_a_trickle_of_header_lines_does_not_keep_a_connection(impatient: Namespace) -> None:
+    async with Peer(impatient) as peer:
+        peer.write(b"GET /healthz HTTP/1.1\r\n")
+        ending = asyncio.create_task(peer.rest())
+        while not ending.done():
+            peer.write(b"X-More: 1\r\n")
+            await asyncio.sleep(MOMENT / 10)
+
+
+async def test_only_so_many_may_be_silent_at_once(impatient: Namespace) -> None:
+    async def is_cut_off_at_once() -> bool:
+        started = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            async with Peer(impatient) as peer:
+                await peer.rest()
+        return time.monotonic() - started < MOMENT
+
+    cut_off = await asyncio.gather(*(is_cut_off_at_once() for _ in range(40)))
+    assert cut_off.count(True) == 20
+    async with Peer(impatient) as peer:
+        await peer.open()
+
+
+async def test_a_connection_that_is_open_may_be_silent(impatient: Namespace) -> None:
+    async with Peer(impatient) as peer:
+        await peer.open()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(peer.next(), 3 * MOMENT)
+
+
+async def test_running_out_of_file_handles_is_survived(namespace: Namespace, serving: None) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = [socket.socket() for _ in range(4)]
+    try:
+        used = max(int(name) for name in os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", namespace.port))
+        await asyncio.sleep(0.2)  # the namespace tries to accept them, and cannot
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in waiting:
+            one.close()
+    async with Peer(namespace) as peer:
+        await peer.open()
+
+
+# ---- HTTP ----
+
+REQUESTS = [
+    b"GET\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"\r\n\r\n\r\n",
+    b"POST /orders HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    b"POST /orders HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    b"PUT /orders HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"PUT /orders HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: " + b"x" * 20_000 + b"\r\n\r\n",
+    b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
+    b"GET /%00%ff%2e%2e/orders HTTP/1.1\r\n\r\n",
+    b"CONNECT evil:1 HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nAuthorization: SharedAccessSignature " + b"&" * 5000 + b"\r\n\r\n",
+    b"GET /$servicebus/websocket HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(request=st.binary(max_size=300).map(lambda tail: b"GET " + tail))
+async def test_random_requests_over_http(namespace: Namespace, request: bytes) -> None:
+    await answered(namespace, request)
+
+
+for one in REQUESTS:
+    test_random_requests_over_http = example(request=one)(test_random_requests_over_http)
+
+
+async def answered(namespace: Namespace, request: bytes) -> None:
+    """Send a request and no more: there is an answer of a refusal, or none."""
+    async with Peer(namespace) as peer:
+        peer.write(request)
+        peer.end()
+        answer = await peer.rest()
+        assert not answer.startswith(b"HTTP/1.1 5"), answer[:100]
+        assert len(answer) < 10_000
+
+
+async def test_http_is_served_after_all_this(namespace: Namespace, serving: None) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{namespace.port}/healthz") as answer:
+            assert await answer.json() == {"status": "ok", "namespace": "contoso"}
+        async with session.get(f"http://127.0.0.1:{namespace.port}/{QUEUE}") as answer:
+            assert answer.status == 401
+    await until(lambda: len(namespace.connections) == 1)
