@@ -88,6 +88,10 @@ class Peer:
     async def open(self, mechanism: str = "PLAIN", **fields: Any) -> amqp.Open:
         """Everything up to an open connection; `fields` are those of the open frame."""
         assert await self.authenticate(mechanism) == 0
+        return await self.start(**fields)
+
+    async def start(self, **fields: Any) -> amqp.Open:
+        """What follows SASL: the protocol header and the open frame."""
         self.write(AMQP_HEADER)
         assert await self.header() == AMQP_HEADER
         opened = amqp.Open(self.name, hostname="127.0.0.1", max_frame_size=MAX_FRAME)

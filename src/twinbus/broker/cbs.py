@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from .addresses import path_of
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .namespace import Namespace
 
+
+logger = logging.getLogger("twinbus.broker.cbs")
 
 MAX_AUDIENCE = 1024
 
@@ -46,6 +49,7 @@ class CbsNode:
         try:
             grant = self._namespace.verify(str(token), audience)
         except Unauthorized as error:
+            logger.info("%s refused a token for %r: %s", self._namespace.name, audience, error.message)
             raise BrokerError(UNAUTHORIZED, error.message) from error
         if owner_of(audience) and self._namespace.entities.find(owner_of(audience)) is None:
             raise not_found(audience)

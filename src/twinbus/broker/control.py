@@ -8,6 +8,7 @@ request needs the token that `twinbus serve` prints; the port listens on loopbac
     GET    /namespaces/NAME/entities
     GET    /namespaces/NAME/faults
     POST   /namespaces/NAME/faults          {"kind": "blackhole", "seconds": 5}
+    GET    /namespaces/NAME/faults/ID       also one that has ended: how often it fired
     DELETE /namespaces/NAME/faults          all of them
     DELETE /namespaces/NAME/faults/ID
     PUT    /namespaces/NAME/pings           {"deliver": true}
@@ -28,6 +29,7 @@ from .faults import Fault, FaultError
 from .namespace import LOOPBACK, Namespace
 
 MAX_BODY = 64 * 1024
+MAX_SHOWN = 50
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -52,6 +54,7 @@ class Control:
         app.router.add_get("/namespaces/{name}/entities", self._entities)
         app.router.add_get("/namespaces/{name}/faults", self._faults)
         app.router.add_post("/namespaces/{name}/faults", self._add_fault)
+        app.router.add_get("/namespaces/{name}/faults/{id}", self._fault)
         app.router.add_delete("/namespaces/{name}/faults", self._clear_faults)
         app.router.add_delete("/namespaces/{name}/faults/{id}", self._remove_fault)
         app.router.add_put("/namespaces/{name}/pings", self._set_pings)
@@ -85,7 +88,7 @@ class Control:
         if namespace is None:
             known = ", ".join(self._namespaces)
             raise web.HTTPNotFound(
-                text=json.dumps({"error": f"no namespace {name!r}; there are {known}"}),
+                text=json.dumps({"error": f"no namespace {name[:MAX_SHOWN]!r}; there are {known}"}),
                 content_type="application/json",
             )
         return namespace
@@ -114,12 +117,19 @@ class Control:
     async def _faults(self, request: web.Request) -> web.Response:
         return web.json_response([one.to_json() for one in self._namespace(request).faults])
 
+    async def _fault(self, request: web.Request) -> web.Response:
+        text = request.match_info["id"]
+        found = self._namespace(request).faults.find(int(text)) if _is_id(text) else None
+        if found is None:
+            return _error(404, f"no fault {text[:MAX_SHOWN]!r} is known")
+        return web.json_response(found.to_json())
+
     async def _add_fault(self, request: web.Request) -> web.Response:
         namespace = self._namespace(request)
         try:
             fault = Fault.from_json(await request.json())
             added = namespace.faults.add(fault)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             return _error(400, f"the body is not JSON: {error}")
         except FaultError as error:
             return _error(400, str(error))
@@ -132,20 +142,24 @@ class Control:
     async def _remove_fault(self, request: web.Request) -> web.Response:
         namespace = self._namespace(request)
         text = request.match_info["id"]
-        if not text.isdecimal() or not namespace.faults.remove(int(text)):
-            return _error(404, f"no fault {text!r} is in force")
+        if not _is_id(text) or not namespace.faults.remove(int(text)):
+            return _error(404, f"no fault {text[:MAX_SHOWN]!r} is in force")
         return web.json_response({"removed": int(text)})
 
     async def _set_pings(self, request: web.Request) -> web.Response:
         namespace = self._namespace(request)
         try:
             deliver = (await request.json())["deliver"]
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
             deliver = None
         if not isinstance(deliver, bool):
             return _error(400, 'the body must be {"deliver": true} or {"deliver": false}')
         namespace.deliver_pings = deliver
         return web.json_response({"deliver": deliver})
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 19
 
 
 def _counts(entity: AnyEntity) -> dict[str, Any]:

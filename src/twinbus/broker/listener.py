@@ -106,9 +106,10 @@ class Listener:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((self.host, self.port))
             bound.setblocking(False)
-        except OSError:
+        except OSError as error:
             bound.close()
-            raise
+            why = error.strerror or error
+            raise OSError(error.errno, f"cannot listen on {self.host}, port {self.port}: {why}") from error
         return bound
 
     def stop(self) -> None:

@@ -30,13 +30,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(log_format: LogFormat, level: str) -> None:
-    """Send the logs of twinbus to standard error."""
+    """Send the logs of twinbus, and the warnings of everything under it, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format is LogFormat.JSON:
         handler.setFormatter(JsonFormatter())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    root = logging.getLogger("twinbus")
+    wanted = logging.getLevelNamesMapping()[level.upper()]
+    root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    root.propagate = False
+    root.setLevel(max(wanted, logging.WARNING))
+    logging.getLogger("twinbus").setLevel(wanted)
+    logging.captureWarnings(True)

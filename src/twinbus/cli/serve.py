@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import signal
-import sys
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +125,7 @@ async def _serve(config: Config, control_port: int, as_json: bool) -> None:
         print(_as_json(server) if as_json else _as_text(server, config), flush=True)
         await stop.wait()
     if not as_json:
-        print("stopped", file=sys.stderr)
+        print("stopped", flush=True)
 
 
 def _spare_the_collector() -> None:

@@ -1,0 +1,208 @@
+"""Tokens and addresses that try to reach more than they should, frame by frame."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import pytest
+from tests.broker.access.conftest import KEYS, OTHER, QUEUE, Records
+from tests.broker.frame_peer import Ended, Peer, receiver_attach, sender_attach
+from tests.broker.raw_client import RawClient, Refused
+
+from twinbus.amqp import performatives as amqp
+from twinbus.broker import Namespace
+from twinbus.broker.security import sign
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = "RootManageSharedAccessKey"
+HOST = "sb://127.0.0.1"
+
+
+def token(path: str, key: str = KEYS.root, name: str = ROOT, expires_in: float = 60) -> str:
+    return sign(f"{HOST}/{path}".rstrip("/"), name, key, time.time() + expires_in)
+
+
+async def put(client: RawClient, name: str, body: Any, kind: str = "servicebus.windows.net:sastoken") -> int:
+    """Show a token; returns the status."""
+    answer = await client.request("$cbs", {"operation": "put-token", "type": kind, "name": name}, body)
+    return int(answer.properties["status-code"])
+
+
+@pytest.mark.parametrize("kind", ["servicebus.windows.net:sastoken", "jwt", "nonsense", ""])
+async def test_the_type_of_a_token_does_not_matter(namespace: Namespace, kind: str) -> None:
+    async with RawClient(namespace.connection_string) as client:
+        assert await put(client, f"{HOST}/{QUEUE}", token(QUEUE), kind) == 202
+        assert await put(client, f"{HOST}/{QUEUE}", KEYS.bearer, kind) == 202
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{HOST}/{OTHER}",
+        f"{HOST}/{QUEUE}/../{OTHER}",
+        f"{HOST}/{QUEUE}2",
+        f"{HOST}/",
+        HOST,
+        "",
+        "/",
+        f"{HOST}/{OTHER}/{QUEUE}",
+        f"{HOST}/{OTHER}?{QUEUE}",
+        f"{HOST}/{OTHER}%2F{QUEUE}",
+        f"{HOST}/ {QUEUE}",
+    ],
+)
+async def test_a_token_for_one_entity_opens_nothing_else_whatever_it_is_called(namespace: Namespace, name: str) -> None:
+    async with RawClient(namespace.connection_string) as client:
+        await put(client, name, token(QUEUE))  # whether it is refused here or later is not the point
+        for entity in (OTHER, f"{OTHER}/$management", f"{OTHER}/$DeadLetterQueue"):
+            with pytest.raises(Refused, match="unauthorized-access"):
+                await client.receiver(entity, lambda delivery: None)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        OTHER,
+        f"amqps://127.0.0.1/{OTHER}",
+        f"/{OTHER}",
+        OTHER.upper(),
+        f"{QUEUE}/../{OTHER}",
+        f"amqps://127.0.0.1/{QUEUE}/../{OTHER}",
+        f"amqps://127.0.0.1/{QUEUE}/%2e%2e/{OTHER}",
+        f"{QUEUE}/$management/../{OTHER}",
+        f"{OTHER}/$management",
+        f"{OTHER}/$DeadLetterQueue",
+        f"{QUEUE}%00{OTHER}",
+        f"{OTHER}#{QUEUE}",
+        f"amqps://127.0.0.1/{OTHER}?x={QUEUE}",
+    ],
+)
+async def test_an_address_leads_nowhere_that_the_token_does_not(namespace: Namespace, address: str) -> None:
+    async with RawClient(namespace.connection_string) as client:
+        assert await put(client, f"{HOST}/{QUEUE}", token(QUEUE)) == 202
+        with pytest.raises(Refused) as refused:
+            await client.receiver(address, lambda delivery: None)
+        assert refused.value.condition in ("amqp:unauthorized-access", "amqp:not-found")
+        await client.receiver(QUEUE, lambda delivery: None)
+
+
+BAD_TOKENS = [
+    ("nothing", "", 401),
+    ("no signature", f"SharedAccessSignature sr={HOST}&se=99999999999&skn={ROOT}", 401),
+    ("an empty signature", f"SharedAccessSignature sr={HOST}&sig=&se=99999999999&skn={ROOT}", 401),
+    ("an expiry that is no number", f"SharedAccessSignature sr={HOST}&sig=x&se=soon&skn={ROOT}", 401),
+    ("an endless expiry", f"SharedAccessSignature sr={HOST}&sig=x&se={'9' * 400}&skn={ROOT}", 401),
+    ("everything twice", f"{token(QUEUE)}&{token(QUEUE)[22:]}", 401),
+    ("another scheme", token(QUEUE).replace("sb%3A", "ftp%3A"), 401),
+    ("an expiry changed afterwards", token(QUEUE, expires_in=-60).replace("&se=1", "&se=9"), 401),
+    ("an expired one", token(QUEUE, expires_in=-60), 401),
+    ("an endless one", "SharedAccessSignature " + "x" * 40_000, 401),
+    ("not even text", 5, 400),
+    ("null", None, 400),
+    ("bytes that are no text", b"\xff\xfe", 401),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "status"), [case[1:] for case in BAD_TOKENS], ids=[case[0] for case in BAD_TOKENS])
+async def test_a_bad_token_is_refused_and_the_connection_goes_on(namespace: Namespace, body: Any, status: int) -> None:
+    async with RawClient(namespace.connection_string) as client:
+        assert await put(client, f"{HOST}/{QUEUE}", body) == status
+        with pytest.raises(Refused, match="unauthorized-access"):
+            await client.sender(QUEUE)
+        assert await put(client, f"{HOST}/{QUEUE}", token(QUEUE)) == 202
+        await client.sender(QUEUE)
+
+
+async def test_a_good_token_for_nothing_is_not_found(namespace: Namespace) -> None:
+    async with RawClient(namespace.connection_string) as client:
+        assert await put(client, f"{HOST}/nowhere", token("")) == 404
+        assert await put(client, f"{HOST}/nowhere", token("nowhere", key="wrong")) == 401
+
+
+async def test_a_bad_token_does_not_take_a_good_one_away(namespace: Namespace) -> None:
+    async with RawClient(namespace.connection_string) as client:
+        assert await put(client, f"{HOST}/{QUEUE}", token(QUEUE)) == 202
+        assert await put(client, f"{HOST}/{QUEUE}", token(QUEUE, key="wrong")) == 401
+        await client.sender(QUEUE)
+
+
+async def test_an_audience_without_end_is_refused(namespace: Namespace) -> None:
+    async with RawClient(namespace.connection_string) as client:
+        assert await put(client, f"{HOST}/{QUEUE}/$management/{'x' * 5000}", token(QUEUE)) == 400
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("peek-message", {"from-sequence-number": 0, "message-count": 1}),
+        ("renew-lock", {"lock-tokens": [uuid.uuid4()]}),
+        ("update-disposition", {"disposition-status": "completed", "lock-tokens": [uuid.uuid4()]}),
+        ("receive-by-sequence-number", {"sequence-numbers": [1]}),
+        ("get-message-sessions", {"last-updated-time": 0, "skip": 0, "top": 1}),
+        ("get-session-state", {"session-id": "a"}),
+        ("set-session-state", {"session-id": "a", "session-state": b""}),
+    ],
+)
+async def test_who_may_only_send_can_ask_the_management_node_for_nothing_else(
+    namespace: Namespace, operation: str, body: Any
+) -> None:
+    async with RawClient(namespace.connection_string) as client:
+        assert await put(client, f"{HOST}/{QUEUE}", token(QUEUE, KEYS.sender, "sender")) == 202
+        properties = {"operation": f"com.microsoft:{operation}"}
+        answer = (await client.request(f"{QUEUE}/$management", properties, body)).properties
+        assert answer["statusCode"] == 401
+        assert "'Listen' claim(s) are required" in answer["statusDescription"]
+        assert answer["errorCondition"] == "amqp:unauthorized-access"
+
+
+async def test_who_may_only_listen_cannot_schedule_or_cancel(namespace: Namespace) -> None:
+    async with RawClient(namespace.connection_string) as client:
+        assert await put(client, f"{HOST}/{QUEUE}", token(QUEUE, KEYS.listener, "listener")) == 202
+        for operation in ("schedule-message", "cancel-scheduled-message"):
+            properties = {"operation": f"com.microsoft:{operation}"}
+            answer = await client.request(f"{QUEUE}/$management", properties, {"sequence-numbers": [1]})
+            assert answer.properties["statusCode"] == 401
+
+
+# ---- SASL PLAIN ----
+
+
+async def test_a_key_over_sasl_plain_gives_the_rights_of_its_policy(namespace: Namespace) -> None:
+    async with Peer(namespace) as peer:
+        assert await peer.authenticate("PLAIN", f"\0sender\0{KEYS.sender}".encode()) == 0
+        await peer.start()
+        await peer.begin()
+        await peer.attach_sender(QUEUE)
+        peer.send(receiver_attach(QUEUE, 1))
+        assert (await peer.expect(amqp.Detach)).error.condition == "amqp:unauthorized-access"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [b"\0sender\0wrong", f"\0nobody\0{KEYS.root}".encode(), b"", b"\0\0"],
+    ids=["a wrong key", "an unknown policy", "nothing", "empty words"],
+)
+async def test_a_wrong_key_over_sasl_plain_gets_no_further(namespace: Namespace, response: bytes) -> None:
+    async with Peer(namespace) as peer:
+        assert await peer.authenticate("PLAIN", response) == 1
+        with pytest.raises(Ended):
+            await peer.next()
+
+
+async def test_anonymous_proves_nothing_and_gets_nothing(namespace: Namespace) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open("ANONYMOUS")
+        await peer.begin()
+        for handle, attach in enumerate((sender_attach(QUEUE, 0), receiver_attach(f"{QUEUE}/$management", 1))):
+            peer.send(attach)
+            detached = await peer.expect(amqp.Detach)
+            assert (detached.handle, detached.error.condition) == (handle, "amqp:unauthorized-access")
+
+
+async def test_nothing_secret_is_logged_about_any_of_this(logged: Records) -> None:
+    text = "\n".join(logged.lines)
+    for secret in (*KEYS.all(), "sig=", "SharedAccessSignature sr"):
+        assert secret not in text

@@ -1,0 +1,184 @@
+"""One port speaks AMQP and HTTP, plain and over TLS, told apart by the first bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from azure.servicebus import ServiceBusClient as SyncServiceBusClient
+from azure.servicebus import ServiceBusMessage, TransportType
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusError
+from azure.servicebus.management import ServiceBusAdministrationClient as SyncAdministrationClient
+from tests.broker.faults.bench import SHORT
+from tests.broker.frame_peer import Peer
+from tests.broker.wire import async_administration
+
+from twinbus.broker import Fault, Kind, Namespace, QueueDescription
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+QUEUE = "orders"
+CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def namespace(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Namespace]:
+    async with Namespace("contoso", certificate_folder=tmp_path_factory.mktemp("tls")) as running:
+        await running.create(QueueDescription(QUEUE))
+        yield running
+
+
+def ca_file(namespace: Namespace) -> str:
+    assert namespace.certificate is not None
+    return str(namespace.certificate.ca_file)
+
+
+def over_tls(namespace: Namespace, transport: TransportType = TransportType.Amqp) -> tuple[str, dict[str, object]]:
+    """What the SDK needs for TLS: without the emulator's switch it drops the port, so that must be given again."""
+    text = namespace.connection_string.removesuffix(";UseDevelopmentEmulator=true")
+    options = {
+        "connection_verify": ca_file(namespace),
+        "custom_endpoint_address": f"sb://127.0.0.1:{namespace.port}",
+        "transport_type": transport,
+        "retry_total": 0,
+    }
+    return text.replace(f":{namespace.port}", ""), options
+
+
+async def exchange(client: ServiceBusClient) -> None:
+    async with client, client.get_queue_sender(QUEUE) as sender, client.get_queue_receiver(QUEUE) as receiver:
+        await sender.send_messages(ServiceBusMessage("x"))
+        (message,) = await receiver.receive_messages(max_wait_time=5)
+        await receiver.complete_message(message)
+
+
+async def test_amqp_in_plain_text(namespace: Namespace) -> None:
+    await exchange(ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0))
+
+
+@pytest.mark.parametrize("transport", TransportType)
+async def test_amqp_over_tls_and_over_websockets(namespace: Namespace, transport: TransportType) -> None:
+    text, options = over_tls(namespace, transport)
+    await exchange(ServiceBusClient.from_connection_string(text, **options))
+
+
+async def test_amqp_over_tls_with_the_synchronous_client(namespace: Namespace) -> None:
+    def exchanged() -> int:
+        text, options = over_tls(namespace)
+        with (
+            SyncServiceBusClient.from_connection_string(text, **options) as client,
+            client.get_queue_sender(QUEUE) as sender,
+            client.get_queue_receiver(QUEUE) as receiver,
+        ):
+            sender.send_messages(ServiceBusMessage(b"x" * 200_000))  # several frames, many TLS records
+            (message,) = receiver.receive_messages(max_wait_time=5)
+            receiver.complete_message(message)
+            return len(b"".join(message.body))
+
+    assert await asyncio.to_thread(exchanged) == 200_000
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_health_in_plain_text_and_over_tls(namespace: Namespace, scheme: str) -> None:
+    context = ssl.create_default_context(cafile=ca_file(namespace))
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{scheme}://127.0.0.1:{namespace.port}/healthz", ssl=context) as answer,
+    ):
+        assert await answer.json() == {"status": "ok", "namespace": "contoso"}
+
+
+async def test_the_administration_client_in_plain_text_and_over_tls(namespace: Namespace) -> None:
+    verified = ServiceBusAdministrationClient.from_connection_string(
+        namespace.connection_string, connection_verify=ca_file(namespace)
+    )
+    async with verified, async_administration(namespace.connection_string) as plain:
+        for admin in (verified, plain):
+            assert (await admin.get_queue(QUEUE)).name == QUEUE
+            assert (await admin.get_namespace_properties()).name == "contoso"
+
+
+async def test_the_synchronous_administration_client_over_tls(namespace: Namespace) -> None:
+    def names() -> list[str]:
+        with SyncAdministrationClient.from_connection_string(
+            namespace.connection_string, connection_verify=ca_file(namespace)
+        ) as admin:
+            return [queue.name for queue in admin.list_queues()]
+
+    assert await asyncio.to_thread(names) == [QUEUE]
+
+
+async def test_a_client_that_does_not_trust_the_certificate_gets_nowhere(namespace: Namespace) -> None:
+    text, options = over_tls(namespace)
+    del options["connection_verify"]
+    async with ServiceBusClient.from_connection_string(text, **options) as client:
+        sender = client.get_queue_sender(QUEUE)
+        with pytest.raises(ServiceBusError, match="CERTIFICATE_VERIFY_FAILED"):
+            await sender.send_messages(ServiceBusMessage("x"), timeout=5)
+        await sender.close()
+
+
+async def test_everything_at_the_same_time(namespace: Namespace) -> None:
+    text, options = over_tls(namespace)
+    await namespace.create(QueueDescription("busy"))
+
+    async def send(client: ServiceBusClient) -> None:
+        async with client, client.get_queue_sender("busy") as sender:
+            await sender.send_messages([ServiceBusMessage("x") for _ in range(10)])
+
+    async def administer() -> None:
+        async with async_administration(namespace.connection_string) as admin:
+            await admin.get_queue("busy")
+
+    plain = ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0)
+    encrypted = ServiceBusClient.from_connection_string(text, **options)
+    await asyncio.gather(send(plain), send(encrypted), administer(), administer())
+    entity = namespace.find("busy")
+    assert entity is not None
+    assert entity.counts.active == 20
+
+
+async def test_faults_strike_over_tls_too(namespace: Namespace) -> None:
+    text, options = over_tls(namespace)
+    async with (
+        ServiceBusClient.from_connection_string(text, **options) as client,
+        client.get_queue_sender(QUEUE) as sender,
+    ):
+        await sender.send_messages(ServiceBusMessage("x"))
+        active = namespace.faults.add(Fault(Kind.BLACKHOLE))
+        with pytest.raises(ServiceBusError):
+            await sender.send_messages(ServiceBusMessage("x"), timeout=SHORT)
+        assert active.fired >= 1
+        namespace.faults.clear()
+        await sender.send_messages(ServiceBusMessage("x"))
+        namespace.faults.add(Fault(Kind.RESET))
+        with pytest.raises(ServiceBusConnectionError):
+            await sender.send_messages(ServiceBusMessage("x"))
+        namespace.faults.clear()
+        await sender.send_messages(ServiceBusMessage("x"))
+
+
+async def test_tls_without_a_certificate_ends_the_connection_at_once() -> None:
+    async with Namespace("contoso") as bare, Peer(bare) as peer:
+        peer.write(CLIENT_HELLO)
+        assert await asyncio.wait_for(peer.rest(), 5) == b""
+
+
+async def test_the_certificate_is_kept_and_trusted_after_a_restart(tmp_path: Path) -> None:
+    kept = []
+    for _ in range(2):
+        async with Namespace("contoso", data=tmp_path) as running:
+            kept.append(await asyncio.to_thread(Path(ca_file(running)).read_bytes))
+            context = ssl.create_default_context(cafile=ca_file(running))
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", running.port, ssl=context, server_hostname="localhost"
+            )
+            writer.transport.abort()
+    assert kept[0] == kept[1]
