@@ -127,8 +127,8 @@ async def test_a_black_holed_send_arrives_late_when_the_fault_ends(bench: Bench)
 
 
 async def test_a_black_hole_for_some_seconds_ends_by_itself(bench: Bench) -> None:
-    bench.add(Kind.BLACKHOLE, entity=bench.shared.path, on=SEND, seconds=0.3)
     started = time.monotonic()
+    bench.add(Kind.BLACKHOLE, entity=bench.shared.path, on=SEND, seconds=0.3)
     await bench.shared.send("just in time")
     assert time.monotonic() - started >= 0.3
 

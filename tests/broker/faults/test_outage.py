@@ -237,8 +237,8 @@ async def test_a_black_hole_also_swallows_requests_over_http(bench: Bench) -> No
 
 async def test_a_black_hole_for_some_seconds_delays_what_comes_meanwhile(bench: Bench) -> None:
     assert await sends(bench.shared)
-    bench.add(Kind.BLACKHOLE, seconds=0.3)
     started = time.monotonic()
+    bench.add(Kind.BLACKHOLE, seconds=0.3)
     await bench.shared.send()
     assert time.monotonic() - started >= 0.3
 

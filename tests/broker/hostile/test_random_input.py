@@ -187,7 +187,7 @@ FIELDS = [
 BODIES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=8) | VALUES
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(operation=st.sampled_from(OPERATIONS), body=BODIES, extra=VALUES)
 async def test_requests_with_random_bodies(namespace: Namespace, operation: str, body: Any, extra: Any) -> None:
     """Every request is answered, and never with an error that nobody foresaw."""
