@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .encoding import encode_into
-from .performatives import Transfer, described, encode_performative
+from .performatives import Accepted, Disposition, Transfer, described, encode_performative
 from .types import DecodeError, EncodeError
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
@@ -27,6 +27,7 @@ _u32 = struct.Struct(">I")
 _ACCEPTED = b"\x00\x53\x24\x45"
 _TRANSFER_OVERHEAD = 12  # descriptor, list header and the last six fields of a transfer
 _TRANSFER_LIST = b"\x00\x53\x14\xc0"
+_DISPOSITION_LIST = b"\x00\x53\x15\xc0"
 _FLAGS = {b"\x40": None, b"\x41": True, b"\x42": False, b"\x56\x00": False, b"\x56\x01": True}
 # How a transfer ends: settled and more in any form, then nulls or nothing. With both values and the field count.
 _TRANSFER_ENDS = {
@@ -35,6 +36,13 @@ _TRANSFER_ENDS = {
     for more in _FLAGS
     for nulls in range(6)
 }
+# How a disposition that accepts ends: settled, the outcome, and batchable or not. With `settled` and the field count.
+_ACCEPTED_ENDS = {
+    settled + _ACCEPTED + batchable: (_FLAGS[settled], _FLAGS.get(batchable), 6 if batchable else 5)
+    for settled in _FLAGS
+    for batchable in (b"", *_FLAGS)
+}
+_IS_ACCEPTED = Accepted()
 
 
 class FramingError(DecodeError):
@@ -80,13 +88,51 @@ def split_frames(buffer: bytearray, max_frame_size: int) -> Iterator[tuple[int, 
             del buffer[:pos]
 
 
-def read_transfer(body: bytes) -> tuple[Transfer, int] | None:
-    """A transfer in the shape that clients write, and where its payload starts; None for everything else.
+def read_frequent(body: bytes) -> tuple[Transfer | Disposition, int] | None:
+    """A transfer, or a disposition that accepts, in the shape that clients write; None for everything else.
 
-    A shortcut, three times as fast: `decode_performative` reads these too, and says what is wrong with the rest.
+    With the performative comes where its payload starts. A shortcut, three times as fast: `decode_performative` reads
+    these too, and says what is wrong with the rest.
     """
-    if not body.startswith(_TRANSFER_LIST):
+    if body.startswith(_TRANSFER_LIST):
+        return _read_transfer(body)
+    if body.startswith(_DISPOSITION_LIST):
+        return _read_accepting(body)
+    return None
+
+
+def _read_accepting(body: bytes) -> tuple[Disposition, int] | None:
+    try:
+        end, count, pos = 5 + body[4], body[5], 6
+        if body[pos] == 0x41:
+            pos += 1
+        elif body[pos] == 0x56 and body[pos + 1] == 1:
+            pos += 2
+        else:
+            return None  # a sender's word, which is rare
+        if body[pos] == 0x70:
+            first, pos = _u32.unpack_from(body, pos + 1)[0], pos + 5
+        elif body[pos] == 0x52:
+            first, pos = body[pos + 1], pos + 2
+        else:
+            return None
+        if body[pos] == 0x40:
+            last, pos = None, pos + 1
+        elif body[pos] == 0x70:
+            last, pos = _u32.unpack_from(body, pos + 1)[0], pos + 5
+        elif body[pos] == 0x52:
+            last, pos = body[pos + 1], pos + 2
+        else:
+            return None
+        settled, batchable, written = _ACCEPTED_ENDS[body[pos:end]]
+    except (IndexError, KeyError, struct.error):
         return None
+    if written != count or end > len(body):
+        return None
+    return tuple.__new__(Disposition, (True, first, last, settled, _IS_ACCEPTED, batchable)), end
+
+
+def _read_transfer(body: bytes) -> tuple[Transfer, int] | None:
     try:
         end, count, pos = 5 + body[4], body[5], 6
         if body[pos] == 0x52:
@@ -110,12 +156,13 @@ def read_transfer(body: bytes) -> tuple[Transfer, int] | None:
             message_format, pos = _u32.unpack_from(body, pos + 1)[0], pos + 5
         else:
             return None
-        settled, more, fields = _TRANSFER_ENDS[body[pos:end]]
+        settled, more, written = _TRANSFER_ENDS[body[pos:end]]
     except (IndexError, KeyError, struct.error):
         return None
-    if fields != count:
+    if written != count:
         return None
-    return Transfer(handle, delivery_id, tag, message_format, settled, more), end
+    fields = (handle, delivery_id, tag, message_format, settled, more, None, None, None, None, None)
+    return tuple.__new__(Transfer, fields), end
 
 
 def uint(value: int) -> bytes:
@@ -173,19 +220,15 @@ def _transfer(channel: int, fields: bytes, more: bool, payload: bytes) -> bytes:
 
 def disposition_frame(channel: int, role: bool, first: int, last: int, state: Any) -> bytes:
     """A settled disposition of a range of deliveries; `state` None means accepted."""
-    out = bytearray(8)
-    body = bytearray(b"\x41" if role else b"\x42")
-    body += uint(first)
-    body += uint(last)
-    body += b"\x41"
+    body = b"".join((b"\x41" if role else b"\x42", uint(first), uint(last), b"\x41"))
     if state is None:
         body += _ACCEPTED
     else:
-        encode_into(body, described(state))
+        encoded = bytearray()
+        encode_into(encoded, described(state))
+        body += encoded
     if len(body) < 255:
-        out += b"\x00\x53\x15\xc0" + bytes((len(body) + 1, 5))
+        head = _DISPOSITION_LIST + bytes((len(body) + 1, 5))
     else:
-        out += b"\x00\x53\x15\xd0" + _u32.pack(len(body) + 4) + _u32.pack(5)
-    out += body
-    _head.pack_into(out, 0, len(out), 2, TYPE_AMQP, channel)
-    return bytes(out)
+        head = b"\x00\x53\x15\xd0" + _u32.pack(len(body) + 4) + _u32.pack(5)
+    return _head.pack(8 + len(head) + len(body), 2, TYPE_AMQP, channel) + head + body

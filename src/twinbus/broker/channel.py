@@ -48,6 +48,7 @@ class Channel:
         self.links: dict[int, Link] = {}
         self.unsettled: dict[int, tuple[OutgoingLink, bytes]] = {}
         self._window = connection.profile.incoming_window
+        self._low_window = self._window // 2
         self._next_incoming_id = begin.next_outgoing_id
         self._peer_window = begin.incoming_window
         self._next_outgoing_id = 1
@@ -110,10 +111,10 @@ class Channel:
         if self._window < 0 and self.connection.profile.enforces:
             self.end(BrokerError(WINDOW_VIOLATION, "A transfer was sent beyond the session's incoming window."))
             return
-        link = self._link(transfer.handle)
+        link = self.links.get(transfer.handle) or self._link(transfer.handle)
         if link is not None:
             link.on_transfer(transfer, body[pos:])
-        if self._window <= self.connection.profile.incoming_window // 2:
+        if self._window <= self._low_window:
             self.connection.flush_soon()
 
     def _link(self, handle: int) -> Link | None:
@@ -134,7 +135,7 @@ class Channel:
     def before_flush(self) -> None:
         """Add what is due at the end of a turn: acknowledgements, and what the peer may send next."""
         self.write_settled()
-        if self._window <= self.connection.profile.incoming_window // 2:
+        if self._window <= self._low_window:
             self._window = self.connection.profile.incoming_window
             self.connection.send(frame(self.number, self._flow()))
         if self._low:
@@ -173,16 +174,22 @@ class Channel:
         if disposition.role is amqp.ROLE_SENDER:
             return  # outcomes of transfers to us are final when we give them
         first = disposition.first
-        last = disposition.last if disposition.last is not None else first
+        last = disposition.last
+        if last is None or last == first:
+            self._settle(first, disposition)
+            return
         if last - first > len(self.unsettled):
             ids = [one for one in self.unsettled if first <= one <= last]
         else:
             ids = list(range(first, last + 1))
         for delivery_id in ids:
-            entry = self.unsettled.pop(delivery_id, None)
-            if entry is not None:
-                link, token = entry
-                link.settle(delivery_id, token, disposition.state, bool(disposition.settled))
+            self._settle(delivery_id, disposition)
+
+    def _settle(self, delivery_id: int, disposition: amqp.Disposition) -> None:
+        entry = self.unsettled.pop(delivery_id, None)
+        if entry is not None:
+            link, token = entry
+            link.settle(delivery_id, token, disposition.state, bool(disposition.settled))
 
     # ---- deliveries ----
 
@@ -240,13 +247,14 @@ class Channel:
     def write_settled(self) -> None:
         """Write the collected acknowledgements as ranges."""
         if self._accepted:
-            for first, last in ranges(self._accepted):
-                self.connection.send(disposition_frame(self.number, amqp.ROLE_RECEIVER, first, last, None))
-            self._accepted.clear()
+            self._write_accepted(amqp.ROLE_RECEIVER, self._accepted)
         if self._confirmed:
-            for first, last in ranges(self._confirmed):
-                self.connection.send(disposition_frame(self.number, amqp.ROLE_SENDER, first, last, None))
-            self._confirmed.clear()
+            self._write_accepted(amqp.ROLE_SENDER, self._confirmed)
+
+    def _write_accepted(self, role: bool, ids: list[int]) -> None:
+        for first, last in ranges(ids):
+            self.connection.send(disposition_frame(self.number, role, first, last, None))
+        ids.clear()
 
     # ---- links ----
 

@@ -23,7 +23,7 @@ from twinbus.amqp.frames import (
     TYPE_SASL,
     FramingError,
     frame,
-    read_transfer,
+    read_frequent,
     split_frames,
 )
 from twinbus.amqp.performatives import decode_performative
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
             if frame_type != TYPE_AMQP:
                 raise FramingError(f"a frame of type {frame_type} is not expected here")
             if body:
-                performative, pos = read_transfer(body) or decode_performative(body, 0)
+                performative, pos = read_frequent(body) or decode_performative(body, 0)
                 self._handle(number, performative, body, pos)
             if self.closing or self.frozen:
                 return False
@@ -373,9 +373,10 @@ class Connection(asyncio.Protocol):
                 self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._unflushed = False
+        self._unflushed = True  # what the channels add now goes along: no other turn is needed for it
         for channel in self.channels.values():
             channel.before_flush()
+        self._unflushed = False
         if self._transport is None or self.frozen or not self._out:
             return
         data = b"".join(self._out)

@@ -9,6 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from .durations import MAX_TICKS
 from .errors import (
@@ -32,6 +33,8 @@ MAX_TIME = (1 << 63) - 1  # what the store can keep
 RETRY_SECONDS = 1.0  # after the store could not write, as on a full disk
 
 Done = Callable[[BrokerError | None], None]
+
+_ACTIVE, _SCHEDULED = State.ACTIVE, State.SCHEDULED  # a class is slow to ask for its members
 
 
 @dataclass(slots=True)
@@ -178,8 +181,7 @@ class Inbox(ABC):
 
     def admit(self, arrival: Arrival, now: int) -> Message:
         """Give a message its sequence number."""
-        scheduled = arrival.due_at is not None and arrival.due_at > now
-        state = State.SCHEDULED if scheduled else State.ACTIVE
+        state = _SCHEDULED if arrival.due_at is not None and arrival.due_at > now else _ACTIVE
         return arrival.stored(self.next_sequence(), now, state, self.limits.default_ttl_ms)
 
     def next_sequence(self) -> int:
@@ -193,18 +195,19 @@ class Inbox(ABC):
         for message in stored:
             size += message.size
         self._pending_bytes += size
+        self.env.store.submit(changes, partial(self._committed, stored, remembered, size, done), size)
 
-        def committed(error: StoreError | None) -> None:
-            self._pending_bytes -= size
-            if error is None:
-                self.activity.received += len(stored)
-                for message in stored:
-                    self.arrived(message)
-            if remembered is not None:
-                error = self._remembered(remembered, error)
-            done(None if error is None else store_failure(error))
-
-        self.env.store.submit(changes, committed, size)
+    def _committed(
+        self, stored: list[Message], remembered: Remembered | None, size: int, done: Done, error: StoreError | None
+    ) -> None:
+        self._pending_bytes -= size
+        if error is None:
+            self.activity.received += len(stored)
+            for message in stored:
+                self.arrived(message)
+        if remembered is not None:
+            error = self._remembered(remembered, error)
+        done(None if error is None else store_failure(error))
 
     def _remembered(self, remembered: Remembered, error: StoreError | None) -> StoreError | None:
         """The ids are stored, or could not be; returns why the messages, or those they relied on, were not."""
@@ -219,7 +222,7 @@ class Inbox(ABC):
         counters.bytes += message.size
         if message.due_at is not None or message.expires_at is not None:
             self.env.watch_times(message)
-        if message.state == State.SCHEDULED:
+        if message.state == _SCHEDULED:
             counters.scheduled += 1
             return
         counters.active += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp import performatives as amqp
@@ -27,6 +28,8 @@ from .security import Right
 
 if TYPE_CHECKING:
     from .channel import Channel
+    from .inbox import Done
+    from .queue import Queue
 
 _MASK = 0xFFFFFFFF
 MAX_UNFINISHED = 32 << 20
@@ -128,6 +131,7 @@ class CreditedLink(Link):
         super().__init__(channel, attach)
         self._assembly = Assembly(limit, channel.connection.budget)
         self._full_credit = credit
+        self._low_credit = credit // 2
         self._credit = 0
         self._delivery_count = attach.initial_delivery_count or 0
         self.last_transfer = channel.connection.last_read
@@ -151,7 +155,7 @@ class CreditedLink(Link):
         if self._credit < 0 and self.connection.profile.enforces:
             self.channel.detach(self, BrokerError(TRANSFER_LIMIT, "A message was sent without link credit."))
             return
-        if self._credit <= self._full_credit // 2:
+        if self._credit <= self._low_credit:
             self.channel.renew_later(self)
         self.on_delivery(*done)
 
@@ -212,17 +216,18 @@ class IncomingLink(CreditedLink):
                 self.channel.reject(delivery_id, error)
             return
 
-        def stored(error: BrokerError | None) -> None:
-            if settled or not self.attached or (fault is not None and fault.hides_answer):
-                pass
-            elif error is None:
-                self.channel.accept(delivery_id)
-            else:
-                self.channel.reject(delivery_id, error)
-            if fault is not None and fault.cuts_after:
-                self.connection.cut()
+        self.node.queue.take(batch, partial(self._answer, delivery_id, settled, fault))
 
-        self.node.queue.take(batch, stored)
+    def _answer(self, delivery_id: int, settled: bool, fault: Fault | None, error: BrokerError | None) -> None:
+        """A delivery is stored, or could not be."""
+        if settled or not self.attached or (fault is not None and fault.hides_answer):
+            pass
+        elif error is None:
+            self.channel.accept(delivery_id)
+        else:
+            self.channel.reject(delivery_id, error)
+        if fault is not None and fault.cuts_after:
+            self.connection.cut()
 
     def tick(self, now: float) -> None:
         profile = self.connection.profile
@@ -356,26 +361,26 @@ class OutgoingLink(Link):
             self.channel.detach(self, fault.error())
             return
 
-        def done(error: BrokerError | None) -> None:
-            if settled or not self.attached or (fault is not None and fault.hides_answer):
-                pass
-            elif error is not None:
-                self.channel.confirm(delivery_id, amqp.Rejected(error.performative()))
-            elif isinstance(state, amqp.Rejected):
-                self.channel.confirm(delivery_id, amqp.Rejected())
-            elif isinstance(state, (amqp.Modified, amqp.Released)):
-                self.channel.confirm(delivery_id, _echo(state))
-            else:
-                self.channel.confirm(delivery_id, None)
-            if fault is not None and fault.cuts_after:
-                self.connection.cut()
-
+        done = partial(self._settled, delivery_id, state, settled, fault)
         try:
             if fault is not None and fault.refuses:
                 raise fault.error()
-            apply_outcome(self, token, state, done)
+            apply_outcome(self.queue, token, state, done)
         except BrokerError as error:
             done(error)
+
+    def _settled(
+        self, delivery_id: int, state: Any, settled: bool, fault: Fault | None, error: BrokerError | None
+    ) -> None:
+        """A settlement is stored, or could not be."""
+        if settled or not self.attached or (fault is not None and fault.hides_answer):
+            pass
+        elif error is not None:
+            self.channel.confirm(delivery_id, amqp.Rejected(error.performative()))
+        else:
+            self.channel.confirm(delivery_id, _echo(state))
+        if fault is not None and fault.cuts_after:
+            self.connection.cut()
 
     def tick(self, now: float) -> None:
         idle = self.connection.profile.link_idle
@@ -391,9 +396,8 @@ class OutgoingLink(Link):
         self.queue.detach(self)
 
 
-def apply_outcome(link: OutgoingLink, token: bytes, state: Any, done: Any) -> None:
+def apply_outcome(queue: Queue, token: bytes, state: Any, done: Done) -> None:
     """Carry out a disposition's outcome on a locked message."""
-    queue = link.queue
     if state is None or isinstance(state, amqp.Accepted):
         queue.complete(token, done)
     elif isinstance(state, amqp.Released):
@@ -414,10 +418,15 @@ def apply_outcome(link: OutgoingLink, token: bytes, state: Any, done: Any) -> No
         raise BrokerError("amqp:not-implemented", "This outcome is not supported.")
 
 
-def _echo(state: amqp.Modified | amqp.Released) -> Any:
+def _echo(state: Any) -> Any:
+    """The outcome that confirms an outcome; None stands for accepted."""
+    if state is None or isinstance(state, amqp.Accepted):
+        return None
     if isinstance(state, amqp.Released):
         return amqp.Released()
-    return amqp.Modified(state.delivery_failed, state.undeliverable_here)
+    if isinstance(state, amqp.Modified):
+        return amqp.Modified(state.delivery_failed, state.undeliverable_here)
+    return amqp.Rejected()
 
 
 def idle_too_long(link: Link, role: str, kind: str, seconds: float) -> BrokerError:

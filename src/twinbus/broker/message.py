@@ -46,6 +46,7 @@ _ENQUEUED_TIME = encode(Symbol("x-opt-enqueued-time"))
 _SEQUENCE_NUMBER = encode(Symbol("x-opt-sequence-number"))
 _LOCKED_UNTIL = encode(Symbol("x-opt-locked-until"))
 _MESSAGE_STATE = encode(Symbol("x-opt-message-state"))
+_ACTIVE, _SCHEDULED = State.ACTIVE, State.SCHEDULED  # a class is slow to ask for its members
 _EMPTY_HEADER = b"\x40\x40\x40"
 
 
@@ -109,7 +110,7 @@ class Message:
             and self.expires_at is None
             and self.due_at is None
             and not self.delivery_count
-            and self.state == State.ACTIVE
+            and self.state == _ACTIVE
         )
 
     def insertion(self, queue: int) -> Change:
@@ -221,42 +222,39 @@ class Arrival:
         "ttl",
     )
 
+    header: bytes | None
+    delivery_annotations: bytes | None
+    annotations: bytes | None
+    due_at: int | None
+    ttl: int | None
+
     def __init__(self, payload: bytes) -> None:
         """Raises `DecodeError` if the bytes are no message, `BrokerError` if a property breaks a rule."""
-        parts = sections.split_sections(payload)
-        message_id, _, _, _, _, _, content_type, _, expiry, created, session = sections.list_fields(
-            parts.properties, 11
-        )
+        header, delivery_annotations, annotations, properties, application, body = sections.split_sections(payload)
+        message_id, _, _, _, _, _, content_type, _, expiry, created, session = sections.list_fields(properties, 11)
         self.size = len(payload)
         self.is_ping = content_type == PING_CONTENT_TYPE
-        self.session = _checked("session id", session)
-        self.header: bytes | None = None
-        self.ttl: int | None = None
-        if parts.header:
-            self._read_header(parts.header)
-        if self.ttl is None and isinstance(expiry, int) and isinstance(created, int):
+        self.session = None if session is None else _checked("session id", session)
+        self.header = self.ttl = self.annotations = self.delivery_annotations = self.due_at = None
+        if header:
+            self._read_header(header)
+        if expiry is not None and created is not None and self.ttl is None:
             self.ttl = max(0, expiry - created)  # how clients carry what does not fit a header's 49 days
-        self.annotations: bytes | None = None
-        self.delivery_annotations: bytes | None = None
-        self.due_at: int | None = None
-        if parts.delivery_annotations:
+        if delivery_annotations:
             self.delivery_annotations = _kept(
-                [raw for key, raw in sections.map_entries(parts.delivery_annotations) if key not in _OWNED_ANNOTATIONS]
+                [raw for key, raw in sections.map_entries(delivery_annotations) if key not in _OWNED_ANNOTATIONS]
             )
-        if parts.message_annotations:
-            self._read_annotations(parts.message_annotations)
-        properties = parts.properties
+        if annotations:
+            self._read_annotations(annotations)
         if message_id is None:
             # The service names what arrives without a name.
             message_id = uuid.uuid4().hex
             raw = sections.raw_fields(properties)
             properties = sections.list_section(sections.PROPERTIES, [encode(message_id), *raw[1:]])
         self.message_id = _checked("message id", message_id)
-        if parts.application_properties:
-            sections.map_entries(parts.application_properties)
-            self.bare = properties + parts.application_properties + parts.body
-        else:
-            self.bare = properties + parts.body
+        if application:
+            sections.map_entries(application)
+        self.bare = properties + application + body
 
     def _read_header(self, section: bytes) -> None:
         raw = sections.raw_fields(section)[:3]
@@ -283,13 +281,14 @@ class Arrival:
         ttl = self.ttl
         if default_ttl is not None and (ttl is None or default_ttl < ttl):
             ttl = default_ttl
-        enqueued_at = now if state is not State.SCHEDULED or self.due_at is None else max(now, self.due_at)
+        due_at = self.due_at if state is _SCHEDULED else None
+        enqueued_at = now if due_at is None else max(now, due_at)
         return Message(
             sequence,
             state,
             self.session,
             enqueued_at,
-            self.due_at if state is State.SCHEDULED else None,
+            due_at,
             min(enqueued_at + ttl, _MAX_TIME) if ttl is not None else None,
             0,
             self.size,

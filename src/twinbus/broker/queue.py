@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from .errors import MESSAGE_NOT_FOUND, BrokerError, message_lock_lost
@@ -209,13 +210,17 @@ class Queue(Inbox):
         """Remove a locked message for good. Raises `BrokerError` if the lock is lost."""
         lock = self.take_lock(token)
         state = State.DEFERRED if lock.deferred else State.ACTIVE
+        self.env.store.submit((self._removal(lock, state),), partial(self._completed, lock, state, done))
 
-        def removed() -> None:
-            self._held.discard(lock.sequence)
-            self._forget(state, lock.size)
-            self.activity.completed += 1
-
-        self._settle(lock, [self._removal(lock, state)], removed, done)
+    def _completed(self, lock: Lock, state: State, done: Done, error: StoreError | None) -> None:
+        if error is not None:
+            self.restore_lock(lock)
+            done(store_failure(error))
+            return
+        self._held.discard(lock.sequence)
+        self._forget(state, lock.size)
+        self.activity.completed += 1
+        done(None)
 
     def abandon(self, token: bytes, changed: dict[str, Any] | None, done: Done) -> None:
         """Make a locked message available again, one delivery poorer."""

@@ -120,12 +120,46 @@ PUT_ENTITY = (
     "INSERT OR REPLACE INTO entities (key, kind, parent, description, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?)"
 )
 PUT_SETTING = "INSERT OR REPLACE INTO settings (name, value) VALUES (?, ?)"
+# While the store is open the last sequence number in the table is the last one that may be given without a word to it.
+RESERVE = (
+    "INSERT INTO counters (key, active, deferred, scheduled, bytes, last_sequence) VALUES (?, 0, 0, 0, 0, ?)"
+    " ON CONFLICT (key) DO UPDATE SET last_sequence = max(last_sequence, excluded.last_sequence)"
+)
 COUNT = (
     "INSERT INTO counters (key, active, deferred, scheduled, bytes, last_sequence) VALUES (?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (key) DO UPDATE SET active = active + excluded.active, deferred = deferred + excluded.deferred,"
     " scheduled = scheduled + excluded.scheduled, bytes = bytes + excluded.bytes,"
-    " last_sequence = max(last_sequence, excluded.last_sequence)"
+    " last_sequence = coalesce(nullif(excluded.last_sequence, 0), last_sequence)"
 )
+COUNTED = "INSERT OR REPLACE INTO settings (name, value) VALUES ('counters', 'exact')"
+
+
+def begin_counting(connection: sqlite3.Connection) -> bool:
+    """Whether the counters are those of the messages; from now on they are not, until somebody says so again."""
+    return connection.execute("DELETE FROM settings WHERE name = 'counters'").rowcount > 0
+
+
+def recount(connection: sqlite3.Connection) -> None:
+    """Count the messages of every queue: the store was not closed."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("UPDATE counters SET active = 0, deferred = 0, scheduled = 0, bytes = 0")
+    for queue in stored_queues(connection):
+        counts, size, last = [0, 0, 0], 0, 0
+        rows = connection.execute(
+            "SELECT state, count(*), sum(size), max(id) FROM messages WHERE id BETWEEN ? AND ? GROUP BY state",
+            (message_key(queue, 0), message_key(queue, MAX_SEQUENCE)),
+        )
+        for state, count, of_state, newest in rows:
+            counts[state] = count
+            size += of_state
+            last = max(last, sequence_of(newest))
+        # Numbers that were given to messages which are gone again must not come back.
+        connection.execute(RESERVE, (queue, last))
+        connection.execute(
+            "UPDATE counters SET active = ?, deferred = ?, scheduled = ?, bytes = ? WHERE key = ?",
+            (*counts, size, queue),
+        )
+    connection.execute("COMMIT")
 
 
 def delete_queue(queue: int) -> list[Change]:

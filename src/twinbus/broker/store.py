@@ -8,6 +8,9 @@ Reads happen on the event loop through a second connection, which sees only what
 Where a commit does not wait for the disk, a small group is written on the event loop itself: handing it to a thread
 and back would cost several times what the commit costs. The log is copied into the database by the thread alone, so
 that the loop never waits for a sync.
+
+How many messages a queue holds is counted in memory and written when the store closes: counting on disk would double
+the pages of a small commit. After a crash the messages themselves are counted, once, when the store is opened.
 """
 
 from __future__ import annotations
@@ -26,7 +29,18 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from .filelock import try_lock
-from .schema import COUNT, INSERT, INSERT_PLAIN, SCHEMA_VERSION, TABLES, Change
+from .schema import (
+    COUNT,
+    COUNTED,
+    INSERT,
+    INSERT_PLAIN,
+    RESERVE,
+    SCHEMA_VERSION,
+    TABLES,
+    Change,
+    begin_counting,
+    recount,
+)
 
 logger = logging.getLogger("twinbus.broker.store")
 
@@ -38,6 +52,7 @@ INLINE_UNITS = 16  # a group up to this size is written without the thread, unle
 # What goes to the log, roughly: it takes whole pages, so a commit costs some whatever is in it.
 COMMIT_BYTES = 12 << 10
 CHANGE_BYTES = 1 << 10  # of a change that brings no message
+RESERVED = 1_000  # sequence numbers that are set aside at a time, so that none is ever given twice
 PRESSURE_BYTES = 16 << 20  # waiting to be written: above this, connections stop reading
 
 
@@ -80,7 +95,7 @@ def _lock_folder(folder: Path) -> IO[bytes]:
     return file
 
 
-def _sorted_out(group: list[Unit]) -> tuple[dict[str, Rows], list[tuple[str, Rows]], Rows]:
+def _sorted_out(group: list[Unit]) -> tuple[dict[str, Rows], list[tuple[str, Rows]], dict[int, list[int]]]:
     """New messages, the other changes in order with equal statements together, and what they do to the counters."""
     inserts: dict[str, Rows] = {INSERT_PLAIN: [], INSERT: []}
     others: list[tuple[str, Rows]] = []
@@ -94,16 +109,23 @@ def _sorted_out(group: list[Unit]) -> tuple[dict[str, Rows], list[tuple[str, Row
             else:
                 others.append((sql, [parameters]))
             if key >= 0:
-                counts = counters.get(key)
-                if counts is None:
-                    counters[key] = [active, deferred, scheduled, size, last]
-                else:
-                    counts[0] += active
-                    counts[1] += deferred
-                    counts[2] += scheduled
-                    counts[3] += size
-                    counts[4] = max(counts[4], last)
-    return inserts, others, [(key, *counts) for key, counts in counters.items()]
+                _count(counters, key, active, deferred, scheduled, size, last)
+    return inserts, others, counters
+
+
+def _count(
+    counters: dict[int, list[int]], key: int, active: int, deferred: int, scheduled: int, size: int, last: int
+) -> None:
+    counts = counters.get(key)
+    if counts is None:
+        counters[key] = [active, deferred, scheduled, size, last]
+        return
+    counts[0] += active
+    counts[1] += deferred
+    counts[2] += scheduled
+    counts[3] += size
+    if last > counts[4]:
+        counts[4] = last
 
 
 class Store:
@@ -122,6 +144,9 @@ class Store:
         self.pending_bytes = 0
         self._inline = durability is not Durability.FULL
         self._logged = 0
+        #: What has changed since the counters in the database were true, and how far sequence numbers are set aside.
+        self._counters: dict[int, list[int]] = {}
+        self._reserved: dict[int, int] = {}
         self._pressed: list[Callable[[], None]] = []
         self._waiting: list[Unit] = []
         self._writing = False
@@ -160,11 +185,15 @@ class Store:
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.execute("PRAGMA busy_timeout = 5000")
+            # Some builds wipe what is deleted, which costs a write for every page that becomes free.
+            connection.execute("PRAGMA secure_delete = OFF")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
                 raise StoreError(f"the database {self.path} was written by a newer twinbus (schema {version})")
             connection.executescript(TABLES)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            if not begin_counting(connection):
+                recount(connection)
         except BaseException:
             connection.close()
             raise
@@ -320,11 +349,15 @@ class Store:
         if len(group) == 1 and len(group[0].changes) == 1:
             # One client that waits for each answer: every microsecond here is one it waits for.
             sql, parameters, key, *counts = group[0].changes[0]
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(sql, parameters)
-            if key >= 0:
-                connection.execute(COUNT, (key, *counts))
-            connection.execute("COMMIT")
+            if key < 0:
+                connection.execute(sql, parameters)
+            elif counts[-1] <= self._reserved.get(key, 0):
+                connection.execute(sql, parameters)  # a transaction by itself
+                _count(self._counters, key, *counts)
+            else:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(sql, parameters)
+                self._commit({key: counts})
         else:
             inserts, others, counters = _sorted_out(group)
             if not others and not any(inserts.values()):
@@ -332,11 +365,30 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             for sql, rows in inserts.items():
                 connection.executemany(sql, rows)
-            connection.executemany(COUNT, counters)
             for sql, rows in others:
                 connection.executemany(sql, rows)
-            connection.execute("COMMIT")
+            self._commit(counters)
         self._logged += COMMIT_BYTES + sum(unit.size or CHANGE_BYTES * len(unit.changes) for unit in group)
+
+    def _commit(self, counters: dict[int, list[int]]) -> None:
+        """Commit, with sequence numbers set aside where they have run out; only then has anything been counted."""
+        ahead = {
+            key: counts[-1] + RESERVED for key, counts in counters.items() if counts[-1] > self._reserved.get(key, 0)
+        }
+        self._writer_connection.executemany(RESERVE, ahead.items())
+        self._writer_connection.execute("COMMIT")
+        self._reserved |= ahead
+        for key, counts in counters.items():
+            _count(self._counters, key, *counts)
+
+    def _write_counters(self) -> None:
+        """The messages need not be counted at the next start: nothing is going to change any more."""
+        connection = self._writer_connection
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(COUNT, [(key, *counts) for key, counts in self._counters.items()])
+            connection.execute(COUNTED)
+            connection.execute("COMMIT")
 
     # ---- closing ----
 
@@ -348,6 +400,7 @@ class Store:
         await self._idle.wait()
         self._handover.put(None)
         await asyncio.to_thread(self._thread.join)
+        self._write_counters()
         self.reader.close()
         self._writer_connection.close()
         self._let_go()

@@ -5,6 +5,7 @@
         ├── PairedClientFaultedError
         ├── BacklogUnavailableError
         ├── BacklogConfigurationError
+        ├── BacklogNotReadyError
         ├── ScheduledInBacklogError
         ├── AttemptTimeoutError    also an OperationTimeoutError
         └── EnvelopeTooLargeError  also a MessageSizeExceededError
@@ -68,6 +69,15 @@ class BacklogConfigurationError(TwinbusError):
         self.property_name = property_name
         self.value = value
         self.why = why
+
+
+class BacklogNotReadyError(TwinbusError):
+    """At start-up the backlog could not be made ready, and the options or the answer leave no room for waiting."""
+
+    def __init__(self, reason: str, cause: BaseException) -> None:
+        super().__init__(f"The backlog is not ready: {reason}. Cause: {_in_short(cause)}.", error=cause)
+        self.cause = cause
+        self.__cause__ = cause
 
 
 class ScheduledInBacklogError(TwinbusError):

@@ -43,15 +43,21 @@ class Tables:
     keys: dict[str, int] = field(default_factory=dict)
 
     def wrong_counters(self) -> list[str]:
-        """Queues whose counters say something else than their messages."""
-        wrong = []
+        """Queues whose counters say something else than their messages; they are true when the store was closed."""
+        wrong = self.wrong_sequences()
         for key in self.scanned.keys() | self.counters.keys():
             scanned, counted = self.scanned.get(key, Counted()), self.counters.get(key, Counted())
             if scanned != counted:
                 wrong.append(f"queue {key}: the counters say {counted}, the messages {scanned}")
-            if self.newest.get(key, 0) > self.last_sequences.get(key, 0):
-                wrong.append(f"queue {key}: message {self.newest[key]} is behind the last sequence number")
         return wrong
+
+    def wrong_sequences(self) -> list[str]:
+        """Queues that would give a sequence number a second time."""
+        return [
+            f"queue {key}: message {newest} is behind the last sequence number"
+            for key, newest in self.newest.items()
+            if newest > self.last_sequences.get(key, 0)
+        ]
 
     def count(self, path: str, dead_letters: bool = False) -> Counted:
         return self.scanned.get(2 * self.keys[path] + dead_letters, Counted())

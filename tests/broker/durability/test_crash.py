@@ -36,7 +36,7 @@ def _seed() -> int:
 
 def _problems(campaign: Campaign, tables: Tables) -> list[str]:
     """Everything that must not be, after a kill."""
-    problems = tables.wrong_counters()
+    problems = tables.wrong_sequences()
     for path, ledger in campaign.ledgers.items():
         verdict = ledger.verify(tables.messages[path])
         if verdict:

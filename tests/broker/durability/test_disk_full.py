@@ -111,7 +111,7 @@ async def test_every_sender_is_answered_and_nothing_acknowledged_is_lost(disk: D
         serve.kill()
         tables = read_tables(disk.folder / NAMESPACE)
         assert {one.message_id for one in tables.messages[QUEUE]} == stored
-        assert tables.wrong_counters() == []
+        assert tables.wrong_sequences() == []
     serve.start()
     async with RawClient(serve.connection_string(NAMESPACE)) as client:
         await client.put_token(QUEUE)

@@ -1,0 +1,237 @@
+"""The envelope: the form in which a message waits in a backlog queue.
+
+What would change how that queue treats the message is cleared and kept in application properties, whose names are in
+`aliases.py`. `twinbus.syphon.restore` is the way back. The whole table is in docs/envelope.md.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
+
+from . import aliases
+
+#: A message as the SDK's sender takes it.
+Message = ServiceBusMessage | AmqpAnnotatedMessage
+
+MAX_PATH_LENGTH = 260
+MAX_SESSION_ID_LENGTH = 128
+MAX_TIME_TO_LIVE_MS = 0xFFFFFFFF  # what a header can say, and so what the SDK can send: 49.7 days
+#: The most that the service allows for all properties of a message together.
+MAX_PROPERTIES_SIZE = 64 << 10
+_MIN_TIME_MS, _MAX_TIME_MS = -(1 << 63), (1 << 63) - 1
+
+_ANY_SIZE = 1 << 62
+_FIXED_ALIAS_SIZES = {
+    aliases.TIME_TO_LIVE: 1 + 2 + len(aliases.TIMESPAN) + 9,
+    aliases.SCHEDULED_TIME: 9,
+    aliases.EXPIRY: 9,
+    aliases.CREATED: 9,
+}
+# A section of application properties may have to be begun, or a short one written in the long form.
+_SECTION_SIZE = 12
+# So may the section that holds the message in a batch.
+_BATCH_ENTRY_SIZE = 3
+
+
+class Oversize(NamedTuple):
+    """A message that does not fit the backlog: its size in the envelope, and how much of that is the envelope's."""
+
+    size: int
+    overhead: int
+
+
+def wrap(message: Message, destination: str) -> AmqpAnnotatedMessage:
+    """A copy of `message` in the form for the backlog; `destination` is the entity it is meant for.
+
+    The message itself stays as it is, and shares its body with the copy.
+
+    Raises:
+        ValueError: the destination, session id, time to live, expiry, creation or scheduled time is out of its bounds.
+        TypeError: one of them is of a type that the SDK cannot send there.
+    """
+    raw = copy.copy(_annotated(message))
+    kept: dict[str, Any] = {aliases.PATH: _bounded_text("destination", destination, 1, MAX_PATH_LENGTH)}
+    _clear_times(raw, kept)
+    _clear_session(raw, kept)
+    _clear_annotations(raw, kept)
+    own = {_own_name(name): value for name, value in (raw.application_properties or {}).items()}
+    raw.application_properties = own | kept
+    return raw
+
+
+def wrap_all(messages: Iterable[Message], destination: str) -> list[AmqpAnnotatedMessage]:
+    """The messages of a batch in the form for the backlog, in the same order. Raises what `wrap` raises."""
+    return [wrap(message, destination) for message in messages]
+
+
+# ---- sizes ----
+
+
+def overhead(message: Message, destination: str) -> int:
+    """The most bytes that the envelope adds to the message, alone or in a batch, told without encoding it."""
+    raw = _annotated(message)
+    size = _SECTION_SIZE + _BATCH_ENTRY_SIZE + _text_size(aliases.PATH) + _text_size(destination)
+    properties, header = raw.properties, raw.header
+    names: list[str] = []
+    if header is not None and header.time_to_live is not None:
+        names = [aliases.TIME_TO_LIVE, aliases.EXPIRY, aliases.CREATED]
+    elif properties is not None:
+        names += [aliases.EXPIRY] if properties.absolute_expiry_time else []
+        names += [aliases.CREATED] if properties.creation_time else []
+    if properties is not None and properties.group_id is not None:
+        size += _text_size(aliases.SESSION_ID) + _text_size(properties.group_id)
+    if raw.annotations and any(_name(key) == aliases.SCHEDULED_ANNOTATION for key in raw.annotations):
+        names.append(aliases.SCHEDULED_TIME)
+    size += sum(_text_size(name) + _FIXED_ALIAS_SIZES[name] for name in names)
+    for name in raw.application_properties or ():
+        if aliases.is_taken(_name(name)):
+            size += len(aliases.OWN) + 3  # and the long form of a text
+    return size
+
+
+def encoded_size(message: Message) -> int:
+    """The bytes that the SDK makes of a message, without those of its transfer. As slow as sending it twice."""
+    batch = ServiceBusMessageBatch(max_size_in_bytes=_ANY_SIZE)
+    before = batch.size_in_bytes
+    # Measuring must not change the user's object, but the SDK decodes properties of type bytes in place.
+    raw = copy.copy(_annotated(message))
+    if raw.application_properties:
+        raw.application_properties = dict(raw.application_properties)
+    batch.add_message(raw)
+    grown = batch.size_in_bytes - before
+    # The batch counts a section around the message: 5 bytes up to 255 bytes, 8 above.
+    return grown - 5 if grown < 256 + 5 else grown - 8
+
+
+def oversize(message: Message, destination: str, limit: int) -> Oversize | None:
+    """Whether the message would be larger than `limit` bytes in the backlog; None if it fits.
+
+    Next to nothing for a body of bytes well below the limit: properties are taken to be no larger than the service
+    allows. Raises what `wrap` raises where it has to look closer.
+    """
+    raw = _annotated(message)
+    if raw.body_type is AmqpMessageBodyType.DATA and sum(map(len, raw.body)) + MAX_PROPERTIES_SIZE < limit:
+        return None
+    size = encoded_size(wrap(raw, destination))
+    return Oversize(size, size - encoded_size(raw)) if size > limit else None
+
+
+def _text_size(text: str | bytes) -> int:
+    length = len(text.encode()) if isinstance(text, str) else len(text)
+    return length + (2 if length < 256 else 5)
+
+
+# ---- what is cleared ----
+
+
+def _clear_times(raw: AmqpAnnotatedMessage, kept: dict[str, Any]) -> None:
+    """Time to live, expiry and creation time. The latter two as the SDK would write them if it sent `raw` now."""
+    created = expiry = None
+    if raw.properties is not None and (raw.properties.creation_time or raw.properties.absolute_expiry_time):
+        created, expiry = raw.properties.creation_time, raw.properties.absolute_expiry_time
+        properties = raw.properties = copy.copy(raw.properties)
+        properties.creation_time = properties.absolute_expiry_time = None
+    if raw.header is not None and raw.header.time_to_live is not None:
+        ttl = _bounded_ms("time_to_live", raw.header.time_to_live, 0, MAX_TIME_TO_LIVE_MS)
+        kept[aliases.TIME_TO_LIVE] = _timespan(ttl)
+        header = raw.header = copy.copy(raw.header)
+        header.time_to_live = None
+        if ttl:
+            created = _creation_time()
+            expiry = created + ttl
+    # The SDK sends no time that is 0.
+    if expiry:
+        kept[aliases.EXPIRY] = _timestamp("absolute_expiry_time", expiry)
+    if created:
+        kept[aliases.CREATED] = _timestamp("creation_time", created)
+
+
+def _clear_session(raw: AmqpAnnotatedMessage, kept: dict[str, Any]) -> None:
+    # The backlog queue cannot check an id that it does not see, and the primary would refuse it too late.
+    if raw.properties is None or raw.properties.group_id is None:
+        return
+    kept[aliases.SESSION_ID] = _bounded_text("session_id", raw.properties.group_id, 0, MAX_SESSION_ID_LENGTH)
+    raw.properties = copy.copy(raw.properties)
+    raw.properties.group_id = None
+
+
+def _clear_annotations(raw: AmqpAnnotatedMessage, kept: dict[str, Any]) -> None:
+    """The scheduled time; and what a broker wrote, if this is a message that was received and is sent again."""
+    if not raw.annotations:
+        return
+    others = {}
+    for key, value in raw.annotations.items():
+        name = _name(key)
+        if name == aliases.SCHEDULED_ANNOTATION:
+            if value is not None:
+                kept[aliases.SCHEDULED_TIME] = _timestamp("scheduled_enqueue_time_utc", value)
+        elif name not in aliases.BROKER_ANNOTATIONS:
+            others[key] = value
+    raw.annotations = others
+
+
+def _own_name(name: Any) -> Any:
+    text = _name(name)
+    return aliases.OWN + text if aliases.is_taken(text) else name
+
+
+def _annotated(message: Message) -> AmqpAnnotatedMessage:
+    return message if isinstance(message, AmqpAnnotatedMessage) else message.raw_amqp_message
+
+
+def _name(key: Any) -> str:
+    """The text of a property's or annotation's key; a message that was received has its texts as bytes."""
+    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+
+
+def _creation_time() -> int:
+    """Now, as the SDK writes it: in whole seconds, and wrong by the local offset from UTC.
+
+    A message must not arrive with another creation time because it was diverted.
+    """
+    properties = ServiceBusMessage(None, time_to_live=timedelta(seconds=1)).raw_amqp_message.properties
+    assert properties is not None
+    assert properties.creation_time is not None
+    return properties.creation_time
+
+
+# ---- values of exact AMQP types, in the SDK's notation ----
+
+
+def _timespan(milliseconds: int) -> dict[str, Any]:
+    ticks = {"TYPE": "LONG", "VALUE": milliseconds * aliases.TICKS_PER_MS}
+    return {"TYPE": "DESCRIBED", "VALUE": ({"TYPE": "SYMBOL", "VALUE": aliases.TIMESPAN}, ticks)}
+
+
+def _timestamp(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):  # of an exact type already
+        value = value.get("VALUE")
+    if not isinstance(value, datetime):
+        value = _bounded_ms(name, value, _MIN_TIME_MS, _MAX_TIME_MS)
+    return {"TYPE": "TIMESTAMP", "VALUE": value}
+
+
+def _bounded_ms(name: str, value: Any, low: int, high: int) -> int:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of milliseconds, not {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be from {low} to {high} ms, not {value!r}")
+    return int(value)
+
+
+def _bounded_text(name: str, value: Any, low: int, high: int) -> str:
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise ValueError(f"{name} must be valid UTF-8") from None
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a string, not {value!r}")
+    if not low <= len(text) <= high:
+        raise ValueError(f"{name} must have {low} to {high} characters, not {len(text)}")
+    return text

@@ -1,0 +1,236 @@
+"""One side of a pairing: where a namespace is, who we are there, and the SDK's clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import certifi
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+
+from .naming import primary_name_of
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+#: Runs a coroutine elsewhere and waits for its result, at most so many seconds.
+Run = Callable[[Coroutine[Any, Any, Any], float], Any]
+
+TOKEN_TIMEOUT = 60.0
+
+# What the administration client understands of the options of the other clients.
+_ADMINISTRATION_OPTIONS = ("logging_enable", "user_agent")
+
+
+class Namespace:
+    """A namespace to connect to.
+
+    `credential` is one of `azure.core` or `azure.identity`, sync or async, whichever client it is used for: a token
+    credential, a named key or a shared access signature. `client_options` are those of the SDK's `ServiceBusClient`.
+    Keys and tokens never show in its text.
+
+    Raises:
+        ValueError: the host is empty.
+        TypeError: the credential is none.
+    """
+
+    def __init__(self, fully_qualified_namespace: str, credential: Any, **client_options: Any) -> None:
+        if not fully_qualified_namespace or not fully_qualified_namespace.strip():
+            raise ValueError("fully_qualified_namespace must be the host of a namespace, not an empty text")
+        if not _is_fixed(credential) and not callable(getattr(credential, "get_token", None)):
+            raise TypeError(
+                "credential must have get_token, or be an AzureNamedKeyCredential or AzureSasCredential,"
+                f" not a {type(credential).__name__}"
+            )
+        self.fully_qualified_namespace = fully_qualified_namespace.strip()
+        self.credential = credential
+        self.client_options: Mapping[str, Any] = MappingProxyType(client_options)
+        self._tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def from_connection_string(cls, text: str, **client_options: Any) -> Namespace:
+        """The namespace of a connection string, with an access key or a shared access signature.
+
+        Raises:
+            ValueError: a part is missing or malformed. The message never holds a key.
+        """
+        parts = _parts(text)
+        host = parts.get("endpoint", "").partition("://")[2].strip("/")
+        if not host:
+            raise ValueError("Endpoint of the connection string must be sb:// and a host")
+        # The SDK compares the value letter by letter: "True" means TLS.
+        if parts.get("usedevelopmentemulator") == "true":
+            client_options.setdefault("use_tls", False)
+        if parts.get("entitypath"):
+            client_options.setdefault("entity_name", parts["entitypath"])
+        signature, name, key = (
+            parts.get(one) for one in ("sharedaccesssignature", "sharedaccesskeyname", "sharedaccesskey")
+        )
+        if signature and not key:
+            return cls(host, AzureSasCredential(signature), **client_options)
+        if name and key and not signature:
+            return cls(host, AzureNamedKeyCredential(name, key), **client_options)
+        raise ValueError(
+            "the connection string must have SharedAccessKeyName and SharedAccessKey, or SharedAccessSignature"
+        )
+
+    @classmethod
+    def of(cls, given: NamespaceLike, **client_options: Any) -> Namespace:
+        """A namespace from its connection string or from (host, credential); a `Namespace` keeps its own options.
+
+        Raises:
+            ValueError: a part of the connection string is missing or malformed.
+            TypeError: it is none of these.
+        """
+        if isinstance(given, Namespace):
+            return given
+        if isinstance(given, str):
+            return cls.from_connection_string(given, **client_options)
+        if isinstance(given, tuple) and len(given) == 2:
+            return cls(*given, **client_options)
+        raise TypeError(
+            "a namespace is given as a connection string, as (fully_qualified_namespace, credential) or as Namespace,"
+            f" not as a {type(given).__name__}"
+        )
+
+    @property
+    def use_tls(self) -> bool:
+        """False for a development namespace, which is spoken to in plain text."""
+        return bool(self.client_options.get("use_tls", True))
+
+    @property
+    def entity_path(self) -> str | None:
+        """The only entity that the connection string is good for, if it names one."""
+        return self.client_options.get("entity_name")
+
+    @property
+    def name(self) -> str | None:
+        """The first label of the host; None if the host is an address, and only the namespace itself knows."""
+        return primary_name_of(self.fully_qualified_namespace)
+
+    def __repr__(self) -> str:
+        return f"Namespace({self.fully_qualified_namespace!r})"
+
+    # ---- the SDK's clients ----
+
+    def sync_client(self, run: Run | None = None, **overrides: Any) -> ServiceBusClient:
+        """The SDK's synchronous client; `run` awaits the tokens of an asynchronous credential."""
+        return ServiceBusClient(**self.sync_arguments(run, **overrides))
+
+    def async_client(self, **overrides: Any) -> AsyncServiceBusClient:
+        """The SDK's asynchronous client."""
+        return AsyncServiceBusClient(**self.async_arguments(**overrides))
+
+    def sync_arguments(self, run: Run | None = None, **overrides: Any) -> dict[str, Any]:
+        """What `ServiceBusClient`, or a class made from it, is called with."""
+        credential = self.credential
+        if not _is_fixed(credential) and _is_async(credential):
+            if run is None:
+                raise TypeError("credential is asynchronous: a synchronous client needs a synchronous one")
+            credential = _Blocking(credential, run)
+        return {**self._address, "credential": credential, **self.client_options, **overrides}
+
+    def async_arguments(self, **overrides: Any) -> dict[str, Any]:
+        """The same for the asynchronous client."""
+        credential = self._async_credential()
+        # The synchronous one cannot use it: it would not check the name of the host.
+        tls = {"ssl_context": self.tls_context()}
+        return {**self._address, "credential": credential, **self.client_options, **tls, **overrides}
+
+    def administration(self) -> ServiceBusAdministrationClient:
+        """The SDK's administration client; call it where an event loop runs. One request is one attempt."""
+        from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+        from .administration import AdministrationTransport, NoToken
+
+        credential, host = self.credential, self.fully_qualified_namespace
+        options: dict[str, Any] = {
+            name: self.client_options[name] for name in _ADMINISTRATION_OPTIONS if name in self.client_options
+        }
+        options |= {"retry_total": 0, "proxies": self._proxies()}
+        signature = credential if isinstance(credential, AzureSasCredential) else None
+        options["transport"] = AdministrationTransport(self.tls_context(), self.use_tls, signature)
+        if isinstance(credential, AzureNamedKeyCredential):
+            name, key = credential.named_key
+            text = f"Endpoint=sb://{host}/;SharedAccessKeyName={name};SharedAccessKey={key}"
+            return ServiceBusAdministrationClient.from_connection_string(text, **options)
+        if signature is not None:
+            return ServiceBusAdministrationClient(host, NoToken(), **options)  # type: ignore[arg-type]
+        return ServiceBusAdministrationClient(host, self._async_credential(), **options)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """One for all connections: the SDK would read all certificate authorities anew for each, plain ones too."""
+        if self._tls is None:
+            given = self.client_options.get("ssl_context")
+            self._tls = given or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            if given is None and self.use_tls:
+                self._tls.load_verify_locations(self.client_options.get("connection_verify") or certifi.where())
+        return self._tls
+
+    @property
+    def _address(self) -> dict[str, str]:
+        return {"fully_qualified_namespace": self.fully_qualified_namespace}
+
+    def _async_credential(self) -> Any:
+        credential = self.credential
+        return credential if _is_fixed(credential) or _is_async(credential) else _Awaited(credential)
+
+    def _proxies(self) -> dict[str, str] | None:
+        proxy = self.client_options.get("http_proxy")
+        if not proxy:
+            return None
+        user, password = proxy.get("username"), proxy.get("password")
+        login = f"{quote(user, safe='')}:{quote(password or '', safe='')}@" if user else ""
+        address = f"http://{login}{proxy['proxy_hostname']}:{proxy['proxy_port']}"
+        return {"https": address, "http": address}
+
+
+class _Awaited:
+    """A synchronous token credential for an asynchronous client; asking it may take the network, hence the thread."""
+
+    def __init__(self, credential: Any) -> None:
+        self._credential = credential
+
+    async def get_token(self, *scopes: str, **options: Any) -> Any:
+        return await asyncio.to_thread(self._credential.get_token, *scopes, **options)
+
+
+class _Blocking:
+    """An asynchronous token credential for a synchronous client."""
+
+    def __init__(self, credential: Any, run: Run) -> None:
+        self._credential = credential
+        self._run = run
+
+    def get_token(self, *scopes: str, **options: Any) -> Any:
+        return self._run(self._credential.get_token(*scopes, **options), TOKEN_TIMEOUT)
+
+
+def _is_fixed(credential: Any) -> bool:
+    """Whether tokens are made from what is at hand, without asking anybody."""
+    return isinstance(credential, (AzureNamedKeyCredential, AzureSasCredential))
+
+
+def _is_async(credential: Any) -> bool:
+    return inspect.iscoroutinefunction(credential.get_token)
+
+
+def _parts(connection_string: str) -> dict[str, str]:
+    parts: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in connection_string.split(";"))):
+        name, separator, value = part.partition("=")
+        if not separator or name.lower() in parts:
+            raise ValueError("a connection string is name=value parts, each once, with semicolons between")
+        parts[name.lower()] = value
+    return parts
+
+
+#: A namespace, its connection string, or its host and a credential.
+NamespaceLike = Namespace | str | tuple[str, Any]

@@ -1,0 +1,67 @@
+"""What the background tells the recorder: management, pings and looks into the backlog."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from azure.core.exceptions import HttpResponseError
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
+
+from .core import Pairing
+from .policy import Cause, cause_of
+
+
+@contextmanager
+def recorded(
+    pairing: Pairing, kind: OperationKind, stage: Stage, namespace: NamespaceRole, entity: str
+) -> Iterator[None]:
+    """Record the operation that is awaited within, and how it ended."""
+    started = time.perf_counter()
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        record(pairing, kind, stage, namespace, entity, started, error)
+
+
+def record(
+    pairing: Pairing,
+    kind: OperationKind,
+    stage: Stage,
+    namespace: NamespaceRole,
+    entity: str,
+    started: float,
+    error: BaseException | None = None,
+) -> None:
+    """Record an operation that began at `started` of `time.perf_counter` and has just ended."""
+    pairing.recorder.record(
+        Operation(
+            pairing=pairing.name,
+            client=pairing.client,
+            namespace=namespace,
+            entity=entity,
+            operation=kind,
+            stage=stage,
+            outcome=outcome_of(error),
+            error=None if error is None else type(error).__name__,
+            latency_us=int((time.perf_counter() - started) * 1e6),
+        )
+    )
+
+
+def outcome_of(error: BaseException | None) -> Outcome:
+    """Done, not done, or nobody knows: an answer that did not come may have been a yes."""
+    if error is None:
+        return Outcome.DONE
+    if isinstance(error, (TimeoutError, OperationTimeoutError)) or not isinstance(error, Exception):
+        return Outcome.UNKNOWN
+    if isinstance(error, HttpResponseError) or cause_of(error) is not Cause.UNAVAILABLE:
+        return Outcome.FAILED
+    return Outcome.UNKNOWN

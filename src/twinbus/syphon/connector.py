@@ -1,0 +1,115 @@
+"""One side of a pairing as the syphon reaches it, and a connection to it that is made anew when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinbus.pairing.namespaces import Namespace
+
+from .connection import Connection, Opening
+from .endpoint import Endpoint, from_connection_string
+from .errors import AmqpError
+from .pacing import Backoff
+
+logger = logging.getLogger("twinbus.syphon")
+
+CONNECT_TIMEOUT = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A namespace: where it is, who we are there, and the certificates to trust if not the usual ones."""
+
+    endpoint: Endpoint
+    credential: Any = field(repr=False)
+    ssl_context: ssl.SSLContext | None = None
+
+    @classmethod
+    def from_connection_string(cls, text: str) -> Side:
+        """Raises `ValueError` for a connection string that cannot be read."""
+        return cls(*from_connection_string(text))
+
+    @classmethod
+    def of(cls, namespace: Namespace) -> Side:
+        """The side that the SDK's clients of a pairing talk to, with their credential and certificates."""
+        endpoint = Endpoint.parse(namespace.fully_qualified_namespace, tls=namespace.use_tls)
+        return cls(endpoint, namespace.credential, namespace.tls_context() if namespace.use_tls else None)
+
+    def open(self) -> Opening:
+        return Connection.open(
+            self.endpoint, self.credential, timeout=CONNECT_TIMEOUT, ssl_context=self.ssl_context
+        )
+
+
+class Connector:
+    """Keeps a connection for as long as `run` runs. `connection` is None while there is none.
+
+    `on_change` is called, without arguments, whenever a connection was made or lost.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], Opening], backoff: Backoff, max_failures: int | None = None
+    ) -> None:
+        self.name = name
+        self._make = make
+        self._backoff = backoff
+        self._max_failures = max_failures
+        self._is_up = asyncio.Event()
+        self.on_change: list[Callable[[], None]] = []
+        self.connection: Connection | None = None
+        #: Why there is no connection.
+        self.error: AmqpError | None = None
+
+    async def run(self) -> None:
+        """Connect, again and again. Raises the last error after so many failures in a row, if they are bounded."""
+        failures = 0
+        try:
+            while True:
+                try:
+                    connection = await self._make()
+                except AmqpError as error:
+                    failures += 1
+                    self.error = error
+                    logger.warning("%s cannot be reached: %s", self.name, error)
+                    if failures == self._max_failures:
+                        raise
+                    await asyncio.sleep(self._backoff.next())
+                    continue
+                failures = 0
+                self._backoff.reset()
+                await self._keep(connection)
+                # A namespace that drops connections as soon as they are made must not be hammered.
+                await asyncio.sleep(self._backoff.next())
+        finally:
+            self._is_up.clear()
+
+    async def _keep(self, connection: Connection) -> None:
+        self.connection, self.error = connection, None
+        self._is_up.set()
+        self._changed()
+        try:
+            self.error = await connection.wait_lost()
+            logger.warning("The connection to %s was lost: %s", self.name, self.error)
+        finally:
+            self.connection = None
+            self._is_up.clear()
+            self._changed()
+            await connection.close()
+
+    def _changed(self) -> None:
+        for call in self.on_change:
+            call()
+
+    async def connected(self) -> Connection:
+        """The connection, as soon as there is one."""
+        while self.connection is None:
+            await self._is_up.wait()
+            # It may be gone again by the time this runs.
+            if self.connection is None:
+                await asyncio.sleep(0)
+        return self.connection
