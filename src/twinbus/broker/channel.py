@@ -79,7 +79,7 @@ class Channel:
     def handle(self, performative: Any, body: bytes, pos: int) -> None:
         kind = type(performative)
         if kind is amqp.Transfer:
-            self._on_transfer(performative, body, pos)
+            self.on_transfer(performative, body, pos)
         elif kind is amqp.Disposition:
             self._on_disposition(performative)
         elif kind is amqp.Flow:
@@ -105,7 +105,7 @@ class Channel:
             self.write_settled()
             self.connection.send(frame(self.number, amqp.Detach(detach.handle, closed=True)))
 
-    def _on_transfer(self, transfer: amqp.Transfer, body: bytes, pos: int) -> None:
+    def on_transfer(self, transfer: amqp.Transfer, body: bytes, pos: int) -> None:
         self._next_incoming_id = (self._next_incoming_id + 1) & _MASK
         self._window -= 1
         if self._window < 0 and self.connection.profile.enforces:

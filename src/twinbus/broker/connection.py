@@ -281,7 +281,11 @@ class Connection(asyncio.Protocol):
                 raise FramingError(f"a frame of type {frame_type} is not expected here")
             if body:
                 performative, pos = read_frequent(body) or decode_performative(body, 0)
-                self._handle(number, performative, body, pos)
+                channel = self.channels.get(number)
+                if channel is not None and type(performative) is amqp.Transfer:
+                    channel.on_transfer(performative, body, pos)
+                else:
+                    self._handle(number, performative, body, pos)
             if self.closing or self.frozen:
                 return False
         return False

@@ -99,8 +99,8 @@ AnyEntity = QueueEntity | TopicEntity | SubscriptionEntity
 
 
 _ANYTHING = frozenset({Right.SEND, Right.LISTEN})
+_ACTIVE = EntityStatus.ACTIVE.value
 _FORBIDDEN: dict[str, frozenset[Right]] = {
-    EntityStatus.ACTIVE.value: frozenset(),
     EntityStatus.SEND_DISABLED.value: frozenset({Right.SEND}),
     EntityStatus.RECEIVE_DISABLED.value: frozenset({Right.LISTEN}),
 }
@@ -118,7 +118,7 @@ class Node:
     def require_active(self, right: Right) -> None:
         """Raise if the entity's status forbids sending to it or receiving from it."""
         status = self.entity.description.status
-        if right in _FORBIDDEN.get(status, _ANYTHING):
+        if status != _ACTIVE and right in _FORBIDDEN.get(status, _ANYTHING):
             raise BrokerError(
                 ENTITY_DISABLED,
                 f"Messaging entity '{self.path}' is currently disabled: its status is {status}.",

@@ -69,7 +69,8 @@ class Queue(Inbox):
 
     @property
     def used_bytes(self) -> int:
-        return super().used_bytes + (0 if self.dead_letter is None else self.dead_letter.counters.bytes)
+        used = self.counters.bytes + self._pending_bytes
+        return used if self.dead_letter is None else used + self.dead_letter.counters.bytes
 
     @property
     def locked(self) -> int:

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from .filelock import try_lock
 from .schema import (
@@ -48,7 +48,7 @@ MAX_GROUP = 2_000  # units in one commit: bounds the time a single send waits
 CACHE_KIB = 16 * 1024
 PAGE_BYTES = 8192  # a page of the usual 4 KB holds three messages of 1 KB and wastes the rest
 CHECKPOINT_BYTES = 8 << 20  # written to the log before it is copied into the database
-INLINE_UNITS = 16  # a group up to this size is written without the thread, unless it has to wait for the disk
+INLINE_UNITS = 16
 # What goes to the log, roughly: it takes whole pages, so a commit costs some whatever is in it.
 COMMIT_BYTES = 12 << 10
 CHANGE_BYTES = 1 << 10  # of a change that brings no message
@@ -80,10 +80,8 @@ Done = Callable[[StoreError | None], None]
 Rows = list[tuple[object, ...]]
 
 
-class Unit(NamedTuple):
-    changes: Sequence[Change]
-    done: Done
-    size: int
+# Changes that are stored together, who is told, and how many bytes they hold. A plain tuple: every message makes one.
+Unit = tuple[Sequence[Change], Done, int]
 
 
 def _lock_folder(folder: Path) -> IO[bytes]:
@@ -100,8 +98,8 @@ def _sorted_out(group: list[Unit]) -> tuple[dict[str, Rows], list[tuple[str, Row
     inserts: dict[str, Rows] = {INSERT_PLAIN: [], INSERT: []}
     others: list[tuple[str, Rows]] = []
     counters: dict[int, list[int]] = {}
-    for unit in group:
-        for sql, parameters, key, active, deferred, scheduled, size, last in unit.changes:
+    for changes, _, _ in group:
+        for sql, parameters, key, active, deferred, scheduled, size, last in changes:
             if sql in inserts:
                 inserts[sql].append(parameters)
             elif others and others[-1][0] is sql:
@@ -226,7 +224,7 @@ class Store:
             self._loop.call_soon(done, error)
             return
         self.pending_bytes += size
-        self._waiting.append(Unit(changes, done, size))
+        self._waiting.append((changes, done, size))
         self._idle.clear()
         if not self._collecting:
             self._flush_soon()
@@ -281,10 +279,10 @@ class Store:
         self._writing = False
         if len(self._waiting) > INLINE_UNITS or not self._inline:
             self._flush()  # let the disk work while the callbacks run
-        for unit, error in zip(group, errors, strict=True):
-            self.pending_bytes -= unit.size
+        for (_, done, size), error in zip(group, errors, strict=True):
+            self.pending_bytes -= size
             try:
-                unit.done(error)
+                done(error)
             except Exception:
                 logger.exception("a callback after a commit failed")
         if self._pressed and not self.is_pressed:
@@ -346,9 +344,9 @@ class Store:
         message not being there yet.
         """
         connection = self._writer_connection
-        if len(group) == 1 and len(group[0].changes) == 1:
+        if len(group) == 1 and len(group[0][0]) == 1:
             # One client that waits for each answer: every microsecond here is one it waits for.
-            sql, parameters, key, *counts = group[0].changes[0]
+            sql, parameters, key, *counts = group[0][0][0]
             if key < 0:
                 connection.execute(sql, parameters)
             elif counts[-1] <= self._reserved.get(key, 0):
@@ -368,7 +366,7 @@ class Store:
             for sql, rows in others:
                 connection.executemany(sql, rows)
             self._commit(counters)
-        self._logged += COMMIT_BYTES + sum(unit.size or CHANGE_BYTES * len(unit.changes) for unit in group)
+        self._logged += COMMIT_BYTES + sum(size or CHANGE_BYTES * len(changes) for changes, _, size in group)
 
     def _commit(self, counters: dict[int, list[int]]) -> None:
         """Commit, with sequence numbers set aside where they have run out; only then has anything been counted."""
