@@ -21,6 +21,7 @@ from twinbus.amqp.frames import (
     FramingError,
     disposition_frame,
     frame,
+    read_frequent,
     split_frames,
     transfer_frames,
     uint,
@@ -220,3 +221,71 @@ def test_a_disposition_may_have_a_state_of_any_length() -> None:
         forms.add(body[3])
         assert decode_performative(body, 0) == (amqp.Disposition(True, 1, 2, True, state), len(body))
     assert forms == {0xC0, 0xD0}
+
+
+def _uint(draw: st.DrawFn, values: st.SearchStrategy[int] = UINTS) -> bytes:
+    """A uint, mostly in its shortest form."""
+    value = draw(values)
+    return draw(st.sampled_from([uint(value)] * 4 + [b"\x70" + struct.pack(">I", value)]))
+
+
+def _mostly(draw: st.DrawFn, usual: bytes) -> bytes:
+    """A field, or now and then null."""
+    return draw(st.sampled_from([usual] * 6 + [b"\x40"]))
+
+
+FLAGS = st.sampled_from([b"\x40", b"\x41", b"\x42", b"\x56\x00", b"\x56\x01"])
+
+
+@st.composite
+def _lists(draw: st.DrawFn, code: int, fields: list[bytes]) -> bytes:
+    """A performative of raw fields, perhaps with a wrong count or size."""
+    body = b"".join(fields)
+    count = draw(st.sampled_from([len(fields)] * 6 + [len(fields) - 1, len(fields) + 1]))
+    size = draw(st.sampled_from([len(body) + 1] * 6 + [len(body), len(body) + 2]))
+    return bytes((0, 0x53, code, 0xC0, size, count)) + body
+
+
+@st.composite
+def transfers(draw: st.DrawFn) -> bytes:
+    fields = [
+        _uint(draw, st.integers(0, 300)),
+        _mostly(draw, _uint(draw)),
+        _mostly(draw, encode(draw(st.binary(max_size=32)))),
+        _mostly(draw, _uint(draw, st.sampled_from([0, 0x80013700, 5]))),
+        draw(FLAGS),
+        draw(FLAGS),
+        *draw(st.lists(st.sampled_from([b"\x40"] * 6 + [b"\x41", b"\x50\x01"]), max_size=5)),
+    ]
+    return draw(_lists(0x14, fields)) + draw(st.binary(max_size=20))
+
+
+@st.composite
+def dispositions(draw: st.DrawFn) -> bytes:
+    fields = [
+        draw(st.sampled_from([b"\x41", b"\x56\x01", b"\x42"])),
+        _uint(draw),
+        draw(st.sampled_from([b"\x40", _uint(draw)])),
+        draw(FLAGS),
+        draw(st.sampled_from([b"\x00\x53\x24\x45"] * 4 + [b"\x00\x53\x24\xc0\x01\x00", b"\x00\x53\x26\x45", b"\x40"])),
+        *draw(st.lists(FLAGS, max_size=2)),
+    ]
+    return draw(_lists(0x15, fields)) + draw(st.binary(max_size=3))
+
+
+@given(transfers() | dispositions() | st.binary(max_size=40), st.integers(0, 40))
+@example(frame(0, amqp.Transfer(0, 1, b"tag", 0, False, False))[8:], 0)
+@example(frame(0, amqp.Disposition(True, 7, None, False, amqp.Accepted()))[8:], 0)
+def test_the_short_way_to_read_a_frame_is_the_same_as_the_long_one(body: bytes, cut: int) -> None:
+    body = body[: len(body) - cut] if cut < 5 else body
+    short = read_frequent(body)
+    if short is not None:
+        long = decode_performative(body, 0)
+        assert (type(short[0]), short) == (type(long[0]), long)
+
+
+def test_what_the_sdk_writes_most_is_read_the_short_way() -> None:
+    assert read_frequent(frame(0, amqp.Transfer(0, 700, b"tag", 0, False, False), b"payload")[8:]) is not None
+    # A settlement as the SDK writes it: booleans of two bytes, an empty list for the outcome, null for batchable.
+    assert read_frequent(b"\x00S\x15\xc0\x10\x06V\x01p\x00\x00\x02\xbc@V\x00\x00S$E@") is not None
+    assert read_frequent(frame(0, amqp.Disposition(True, 7, 9, True, amqp.Released()))[8:]) is None
