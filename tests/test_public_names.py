@@ -7,13 +7,86 @@ import subprocess
 import sys
 from types import ModuleType
 
-import twinbus
+import pytest
 
-PUBLIC_NAMES = ["__version__"]
+import twinbus
+import twinbus.aio
+from twinbus.pairing import errors, events
+
+PUBLIC_NAMES = [
+    "AttemptTimeoutError",
+    "BacklogConfigurationError",
+    "BacklogNotReadyError",
+    "BacklogQueueRestored",
+    "BacklogQueueRetired",
+    "BacklogQueueStatus",
+    "BacklogUnavailableError",
+    "BacklogWarning",
+    "Condition",
+    "Diverted",
+    "EntityFailedOverError",
+    "EntityState",
+    "EntityStatus",
+    "EnvelopeTooLargeError",
+    "Event",
+    "FailedOver",
+    "FailoverPolicy",
+    "Faulted",
+    "ListedQueue",
+    "Moved",
+    "Namespace",
+    "OversizeWarning",
+    "PairedClientFaultedError",
+    "PairedReceiver",
+    "PairedSender",
+    "PairedServiceBusClient",
+    "PairingStatus",
+    "PingFailed",
+    "PingSent",
+    "Receipt",
+    "Recovered",
+    "Route",
+    "ScheduledInBacklogError",
+    "SendAvailabilityOptions",
+    "Suspected",
+    "SyphonOptions",
+    "TwinbusError",
+    "__version__",
+    "pair_namespaces",
+]
+ASYNCHRONOUS_NAMES = ["PairedReceiver", "PairedSender", "PairedServiceBusClient", "pair_namespaces"]
 
 
 def test_the_package_exports_exactly_the_promised_names() -> None:
     assert sorted(twinbus.__all__) == sorted(PUBLIC_NAMES)
+
+
+def test_the_asynchronous_side_exports_exactly_the_promised_names() -> None:
+    assert sorted(twinbus.aio.__all__) == sorted(ASYNCHRONOUS_NAMES)
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_every_promised_name_is_there(name: str) -> None:
+    assert getattr(twinbus, name) is getattr(twinbus, name)
+    assert name in dir(twinbus)
+
+
+def test_every_error_and_event_is_public() -> None:
+    for kind, module in ((errors.TwinbusError, errors), (events.Event, events)):
+        for name, value in vars(module).items():
+            if isinstance(value, type) and issubclass(value, kind):
+                assert getattr(twinbus, name) is value
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'PairedClient'"):
+        twinbus.PairedClient  # noqa: B018
+
+
+def test_importing_the_package_loads_nothing_of_the_sdk() -> None:
+    program = "import sys, twinbus; print([name for name in sys.modules if name.split('.')[0] in ('azure', 'aiohttp')])"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert finished.stdout == "[]\n"
 
 
 def test_no_name_is_public_without_being_exported() -> None:

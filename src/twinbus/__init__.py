@@ -1,7 +1,145 @@
-"""Paired namespaces for Azure Service Bus: your sends outlive your namespace."""
+"""Paired namespaces for Azure Service Bus: your sends outlive your namespace.
+
+The names are found when they are first used, so that `import twinbus` costs nothing: `twinbus serve` needs no SDK.
+"""
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from twinbus.client._sync.client import PairedServiceBusClient, pair_namespaces
+    from twinbus.client._sync.receiver import PairedReceiver
+    from twinbus.client.partnership import Condition
+    from twinbus.client.status import BacklogQueueStatus, EntityState, EntityStatus, PairingStatus
+    from twinbus.pairing._sync.sender import PairedSender
+    from twinbus.pairing.backlog import ListedQueue
+    from twinbus.pairing.errors import (
+        AttemptTimeoutError,
+        BacklogConfigurationError,
+        BacklogNotReadyError,
+        BacklogUnavailableError,
+        EntityFailedOverError,
+        EnvelopeTooLargeError,
+        PairedClientFaultedError,
+        ScheduledInBacklogError,
+        TwinbusError,
+    )
+    from twinbus.pairing.events import (
+        BacklogQueueRestored,
+        BacklogQueueRetired,
+        BacklogWarning,
+        Diverted,
+        Event,
+        FailedOver,
+        Faulted,
+        Moved,
+        OversizeWarning,
+        PingFailed,
+        PingSent,
+        Recovered,
+        Suspected,
+    )
+    from twinbus.pairing.failover import Route
+    from twinbus.pairing.namespaces import Namespace
+    from twinbus.pairing.options import SendAvailabilityOptions, SyphonOptions
+    from twinbus.pairing.policy import FailoverPolicy
+    from twinbus.pairing.receipt import Receipt
+
+__all__ = [
+    "AttemptTimeoutError",
+    "BacklogConfigurationError",
+    "BacklogNotReadyError",
+    "BacklogQueueRestored",
+    "BacklogQueueRetired",
+    "BacklogQueueStatus",
+    "BacklogUnavailableError",
+    "BacklogWarning",
+    "Condition",
+    "Diverted",
+    "EntityFailedOverError",
+    "EntityState",
+    "EntityStatus",
+    "EnvelopeTooLargeError",
+    "Event",
+    "FailedOver",
+    "FailoverPolicy",
+    "Faulted",
+    "ListedQueue",
+    "Moved",
+    "Namespace",
+    "OversizeWarning",
+    "PairedClientFaultedError",
+    "PairedReceiver",
+    "PairedSender",
+    "PairedServiceBusClient",
+    "PairingStatus",
+    "PingFailed",
+    "PingSent",
+    "Receipt",
+    "Recovered",
+    "Route",
+    "ScheduledInBacklogError",
+    "SendAvailabilityOptions",
+    "Suspected",
+    "SyphonOptions",
+    "TwinbusError",
+    "__version__",
+    "pair_namespaces",
+]
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "twinbus.client._sync.client": ("PairedServiceBusClient", "pair_namespaces"),
+    "twinbus.client._sync.receiver": ("PairedReceiver",),
+    "twinbus.client.partnership": ("Condition",),
+    "twinbus.client.status": ("BacklogQueueStatus", "EntityState", "EntityStatus", "PairingStatus"),
+    "twinbus.pairing._sync.sender": ("PairedSender",),
+    "twinbus.pairing.backlog": ("ListedQueue",),
+    "twinbus.pairing.errors": (
+        "AttemptTimeoutError",
+        "BacklogConfigurationError",
+        "BacklogNotReadyError",
+        "BacklogUnavailableError",
+        "EntityFailedOverError",
+        "EnvelopeTooLargeError",
+        "PairedClientFaultedError",
+        "ScheduledInBacklogError",
+        "TwinbusError",
+    ),
+    "twinbus.pairing.events": (
+        "BacklogQueueRestored",
+        "BacklogQueueRetired",
+        "BacklogWarning",
+        "Diverted",
+        "Event",
+        "FailedOver",
+        "Faulted",
+        "Moved",
+        "OversizeWarning",
+        "PingFailed",
+        "PingSent",
+        "Recovered",
+        "Suspected",
+    ),
+    "twinbus.pairing.failover": ("Route",),
+    "twinbus.pairing.namespaces": ("Namespace",),
+    "twinbus.pairing.options": ("SendAvailabilityOptions", "SyphonOptions"),
+    "twinbus.pairing.policy": ("FailoverPolicy",),
+    "twinbus.pairing.receipt": ("Receipt",),
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ from twinbus.pairing import errors
 from twinbus.pairing.errors import (
     AttemptTimeoutError,
     BacklogConfigurationError,
+    BacklogNotReadyError,
     BacklogUnavailableError,
     EnvelopeTooLargeError,
     PairedClientFaultedError,
@@ -23,6 +24,7 @@ ERRORS = [
     PairedClientFaultedError("the secondary client was closed"),
     BacklogUnavailableError("orders", OSError("refused"), {QUEUE: OSError("unreachable")}),
     BacklogConfigurationError(QUEUE, "requires_session", True, "diverted messages have no session"),
+    BacklogNotReadyError("the queues could not be checked", OSError("unreachable")),
     ScheduledInBacklogError("orders", [-7]),
     AttemptTimeoutError("orders", 10.0),
     EnvelopeTooLargeError("orders", size=262_300, limit=262_144, overhead=200),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.syphon.bus import connect
+from tests.syphon.pumping import Pair
 
 from twinbus.broker import AZURE, DEFAULT, Namespace, Profile, QueueDescription
 from twinbus.syphon import Connection
@@ -33,3 +34,11 @@ async def namespace(profile: Profile) -> AsyncIterator[Namespace]:
 async def connection(namespace: Namespace) -> AsyncIterator[Connection]:
     async with connect(namespace) as opened:
         yield opened
+
+
+@pytest.fixture
+async def pair(profile: Profile) -> AsyncIterator[Pair]:
+    """A primary with the queues `orders` and `bills`, and a secondary with a backlog queue."""
+    async with Pair(profile) as running:
+        await running.create("orders", "bills")
+        yield running

@@ -316,9 +316,10 @@ class OutgoingLink(Link):
             credit = (seen + flow.link_credit - self._delivery_count) & _MASK
             # A credit that looks negative was overtaken by deliveries under way.
             self._credit = max(0, (credit if credit <= _MASK >> 1 else 0) - self._reserved)
-        self._draining = bool(flow.drain)
         if self._credit:
             self.queue.wake(self)
+        # Only now: what is there for this credit comes first.
+        self._draining = bool(flow.drain)
         if self._draining:
             self._finish_drain()
         elif flow.echo:

@@ -146,7 +146,7 @@ class Queue(Inbox):
         lock = Lock(self.env.tokens.take(), message, now + self.limits.lock_ms, holder, deferred)
         self._held.add(message.sequence)
         self._locks.add(lock, timed=True)
-        self._set_timer(self._locks.next_time())
+        self._set_timer(lock.locked_until)
         return lock
 
     def _delete_then_deliver(self, taken: list[tuple[Receiver, Message]]) -> None:
@@ -194,7 +194,7 @@ class Queue(Inbox):
         """A settlement could not be stored: the receiver still holds the message, if only until the next try."""
         lock.locked_until = max(lock.locked_until, self.env.now_ms() + int(RETRY_SECONDS * 1000))
         self._locks.add(lock, timed=True)
-        self._set_timer(self._locks.next_time())
+        self._set_timer(lock.locked_until)
 
     def _settle(self, lock: Lock, changes: list[Change], then: Callable[[], None], done: Done) -> None:
         def stored(error: StoreError | None) -> None:

@@ -9,7 +9,9 @@ import typer
 from twinbus import __version__
 
 from .demo import demo
+from .ledger import app as ledger
 from .serve import serve
+from .syphon import syphon
 
 app = typer.Typer(
     name="twinbus",
@@ -37,4 +39,6 @@ def twinbus(
 
 
 app.command()(serve)
+app.command()(syphon)
 app.command()(demo)
+app.add_typer(ledger, name="ledger")

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -25,6 +25,7 @@ DEFAULT_NAMESPACE = "contoso=5672"
 DEFAULT_DATA = Path(".twinbus")
 BAD_USAGE = 2
 LEVELS = ("debug", "info", "warning", "error")
+_T = TypeVar("_T")
 COLLECT_AFTER = 50_000  # new objects between two looks for garbage; the usual 700 are those of some 30 messages
 
 
@@ -79,7 +80,7 @@ def serve(
         host=host or settings.host,
     )
     try:
-        _run(_serve(settings, control_port, as_json))
+        run_loop(_serve(settings, control_port, as_json))
     except (OSError, StoreError, CertificateError) as error:
         typer.echo(f"twinbus serve: {error}", err=True)
         raise typer.Exit(1) from None
@@ -106,13 +107,13 @@ def _settings(names: list[str] | None, file: Path | None) -> Config:
     return replace(config, namespaces=tuple(by_name.values()))
 
 
-def _run(main: Coroutine[Any, Any, None]) -> None:
+def run_loop(main: Coroutine[Any, Any, _T]) -> _T:
+    """Run on the fastest event loop there is."""
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 async def _serve(config: Config, control_port: int, as_json: bool) -> None:
@@ -121,14 +122,14 @@ async def _serve(config: Config, control_port: int, as_json: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with Server(config, control_port=control_port) as server:
-        _spare_the_collector()
+        spare_the_collector()
         print(_as_json(server) if as_json else _as_text(server, config), flush=True)
         await stop.wait()
     if not as_json:
         print("stopped", flush=True)
 
 
-def _spare_the_collector() -> None:
+def spare_the_collector() -> None:
     """Look for garbage seldom, and not among what was loaded: messages that wait for a commit are no garbage.
 
     Looking through them again and again takes a third of the time under load; what is dropped is freed at once anyway.

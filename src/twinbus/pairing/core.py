@@ -30,7 +30,7 @@ from .events import (
     Suspected,
 )
 from .failover import FailoverMachine, Healthy, Routing, State, Transition
-from .naming import backlog_path, entity_key
+from .naming import backlog_path, check_primary_name, entity_key
 from .options import SendAvailabilityOptions
 from .rotation import Rotation, SenderChoice
 from .sessions import DivertedSessions
@@ -94,6 +94,12 @@ class Pairing:
         self._entities: dict[str, Entity] = {}
         self._rotation = Rotation(options.backlog_queue_count, options.backlog_cooldown)
         self._fault: PairedClientFaultedError | None = None
+
+    def learn_primary_name(self, primary_name: str) -> None:
+        """The primary has told its name. Raises `ValueError` if it cannot be the first part of a path."""
+        check_primary_name(primary_name)
+        self.primary_name = primary_name
+        self.name = self.name or primary_name
 
     # ---- entities ----
 

@@ -26,6 +26,9 @@ MAX_TIME_TO_LIVE_MS = 0xFFFFFFFF  # what a header can say, and so what the SDK c
 MAX_PROPERTIES_SIZE = 64 << 10
 _MIN_TIME_MS, _MAX_TIME_MS = -(1 << 63), (1 << 63) - 1
 
+# Its time to live is set to see what the SDK writes with it. Whoever else does so meanwhile writes the same.
+_PROBE = ServiceBusMessage(None)
+
 _ANY_SIZE = 1 << 62
 _FIXED_ALIAS_SIZES = {
     aliases.TIME_TO_LIVE: 1 + 2 + len(aliases.TIMESPAN) + 9,
@@ -112,11 +115,12 @@ def encoded_size(message: Message) -> int:
 def oversize(message: Message, destination: str, limit: int) -> Oversize | None:
     """Whether the message would be larger than `limit` bytes in the backlog; None if it fits.
 
-    Next to nothing for a body of bytes well below the limit: properties are taken to be no larger than the service
-    allows. Raises what `wrap` raises where it has to look closer.
+    Costs next to nothing for a body of bytes well below the limit: properties are taken to be no larger than the
+    service allows. Raises what `wrap` raises where it has to look closer.
     """
     raw = _annotated(message)
-    if raw.body_type is AmqpMessageBodyType.DATA and sum(map(len, raw.body)) + MAX_PROPERTIES_SIZE < limit:
+    # As much again for the envelope: it holds at most what was in the properties, and names.
+    if raw.body_type is AmqpMessageBodyType.DATA and sum(map(len, raw.body)) + 2 * MAX_PROPERTIES_SIZE < limit:
         return None
     size = encoded_size(wrap(raw, destination))
     return Oversize(size, size - encoded_size(raw)) if size > limit else None
@@ -195,7 +199,8 @@ def _creation_time() -> int:
 
     A message must not arrive with another creation time because it was diverted.
     """
-    properties = ServiceBusMessage(None, time_to_live=timedelta(seconds=1)).raw_amqp_message.properties
+    _PROBE.time_to_live = timedelta(seconds=1)
+    properties = _PROBE.raw_amqp_message.properties
     assert properties is not None
     assert properties.creation_time is not None
     return properties.creation_time

@@ -7,6 +7,7 @@
         ├── BacklogConfigurationError
         ├── BacklogNotReadyError
         ├── ScheduledInBacklogError
+        ├── EntityFailedOverError
         ├── AttemptTimeoutError    also an OperationTimeoutError
         └── EnvelopeTooLargeError  also a MessageSizeExceededError
 
@@ -30,6 +31,7 @@ class PairedClientFaultedError(TwinbusError):
     def __init__(self, reason: str, cause: BaseException | None = None) -> None:
         because = f" Cause: {_in_short(cause)}." if cause else ""
         super().__init__(f"The paired client has faulted: {reason}.{because} Make a new one.", error=cause)
+        self.reason = reason
         self.cause = cause
         self.__cause__ = cause
 
@@ -94,6 +96,14 @@ class ScheduledInBacklogError(TwinbusError):
         )
         self.entity = entity
         self.sequence_numbers = tuple(sequence_numbers)
+
+
+class EntityFailedOverError(TwinbusError):
+    """The entity is failed over, and what was asked for can be done at the primary only. Ask again when it is back."""
+
+    def __init__(self, entity: str, what: str) -> None:
+        super().__init__(f"Cannot {what}: '{entity}' is failed over, and the backlog cannot do it. Try again later.")
+        self.entity = entity
 
 
 class AttemptTimeoutError(TwinbusError, OperationTimeoutError):

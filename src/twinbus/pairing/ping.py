@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from datetime import timedelta
-from typing import Any
 
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
 
+from ._async.attempts import Link
 from .core import Entity, Pairing
-from .errors import AttemptTimeoutError
 from .policy import Cause, cause_of
 from .recording import recorded
 
@@ -23,49 +21,40 @@ PING_TIME_TO_LIVE = timedelta(seconds=1)
 PING_SESSION = "twinbus-ping"
 
 
-def is_ping(message: Any) -> bool:
+def is_ping(message: ServiceBusMessage) -> bool:
     """Whether a received message is a ping, which no application should see."""
     return message.content_type == PING_CONTENT_TYPE
 
 
 def ping_message(session_id: str | None = None) -> ServiceBusMessage:
     """A ping; it needs a session id where the entity needs one."""
-    return ServiceBusMessage(
-        b"", content_type=PING_CONTENT_TYPE, time_to_live=PING_TIME_TO_LIVE, session_id=session_id
-    )
+    return ServiceBusMessage(b"", content_type=PING_CONTENT_TYPE, time_to_live=PING_TIME_TO_LIVE, session_id=session_id)
 
 
-async def ping(pairing: Pairing, entity: Entity, sender: ServiceBusSender) -> None:
-    """Ask an entity through a sender that was not opened yet; returns if it has answered.
+async def ping(pairing: Pairing, entity: Entity, link: Link) -> None:
+    """Ask an entity through a link that was not opened yet; returns if it has answered.
 
-    The sender must not be used again. With the option `probe="link"` its link is opened and nothing is sent.
+    With the option `probe="link"` the link is opened and nothing is sent.
 
     Raises:
         AttemptTimeoutError: no answer within the option `attempt_timeout`.
         azure.servicebus.exceptions.ServiceBusError: the entity cannot be reached, or refuses the ping.
     """
-    seconds = pairing.options.attempt_timeout
-    try:
-        async with asyncio.timeout(seconds):
-            await sender.__aenter__()
-            if pairing.options.probe == "ping":
-                await _send_ping(pairing, entity, sender)
-    except TimeoutError:
-        raise AttemptTimeoutError(entity.path, seconds) from None
-
-
-async def _send_ping(pairing: Pairing, entity: Entity, sender: ServiceBusSender) -> None:
+    ends = time.monotonic() + pairing.options.attempt_timeout
+    await link.open(pairing.options.attempt_timeout)
+    if pairing.options.probe == "link":
+        return
     if not entity.needs_session:
         try:
-            return await _send(pairing, entity, sender, ping_message())
+            return await _send(pairing, entity, link, ping_message(), ends)
         except ServiceBusError as error:
             # A missing session id has no condition of its own: see whether the ping is refused with one, too.
             if type(error) is not ServiceBusError or cause_of(error) is not Cause.CALLER:
                 raise
-    await _send(pairing, entity, sender, ping_message(PING_SESSION))
+    await _send(pairing, entity, link, ping_message(PING_SESSION), ends)
     entity.needs_session = True
 
 
-async def _send(pairing: Pairing, entity: Entity, sender: ServiceBusSender, message: ServiceBusMessage) -> None:
+async def _send(pairing: Pairing, entity: Entity, link: Link, message: ServiceBusMessage, ends: float) -> None:
     with recorded(pairing, OperationKind.PING, Stage.PING, NamespaceRole.PRIMARY, entity.path):
-        await sender.send_messages(message)
+        await link.send(message, ends - time.monotonic())

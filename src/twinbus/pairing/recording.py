@@ -1,10 +1,11 @@
-"""What the background tells the recorder: management, pings and looks into the backlog."""
+"""What the recorder is told of operations at the brokers, and how their end is read."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus.exceptions import OperationTimeoutError
@@ -17,9 +18,9 @@ from .policy import Cause, cause_of
 
 @contextmanager
 def recorded(
-    pairing: Pairing, kind: OperationKind, stage: Stage, namespace: NamespaceRole, entity: str
+    pairing: Pairing, kind: OperationKind, stage: Stage, namespace: NamespaceRole, entity: str, **columns: Any
 ) -> Iterator[None]:
-    """Record the operation that is awaited within, and how it ended."""
+    """Record the operation that is awaited within, and how it ended; `columns` are more of its fields."""
     started = time.perf_counter()
     error: BaseException | None = None
     try:
@@ -28,7 +29,7 @@ def recorded(
         error = raised
         raise
     finally:
-        record(pairing, kind, stage, namespace, entity, started, error)
+        record(pairing, kind, stage, namespace, entity, started, error, **columns)
 
 
 def record(
@@ -39,6 +40,7 @@ def record(
     entity: str,
     started: float,
     error: BaseException | None = None,
+    **columns: Any,
 ) -> None:
     """Record an operation that began at `started` of `time.perf_counter` and has just ended."""
     pairing.recorder.record(
@@ -49,9 +51,9 @@ def record(
             entity=entity,
             operation=kind,
             stage=stage,
-            outcome=outcome_of(error),
             error=None if error is None else type(error).__name__,
             latency_us=int((time.perf_counter() - started) * 1e6),
+            **{"outcome": outcome_of(error), **columns},
         )
     )
 

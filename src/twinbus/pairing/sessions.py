@@ -47,7 +47,9 @@ class DivertedSessions:
         # Counts what happens, so that "since" needs no clock.
         self._moment = 0
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """How many sessions are diverted."""
         return len(self._sessions)
 
     def is_diverted(self, entity: str, session: str) -> int | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from azure.core.exceptions import AzureError, HttpResponseError
+from azure.core.exceptions import HttpResponseError
 
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
 
 from .backlog import provision
 from .core import Pairing
-from .errors import AttemptTimeoutError, BacklogConfigurationError, BacklogNotReadyError
+from .errors import BacklogConfigurationError, BacklogNotReadyError
 from .events import BacklogWarning
 from .namespaces import Namespace
 from .recording import recorded
@@ -36,6 +36,8 @@ class Standby:
         self._secondary = secondary
         self._done: set[int] = set()
         self.is_ready = False
+        #: Set as soon as the backlog queues have their names.
+        self.is_named = asyncio.Event()
         #: Why it is not ready.
         self.error: BaseException | None = None
 
@@ -44,63 +46,72 @@ class Standby:
 
         Raises:
             BacklogConfigurationError: a backlog queue would lose or refuse messages.
-            BacklogNotReadyError: a namespace refused to answer, or with `strict`, could not be asked.
+            BacklogNotReadyError: a namespace refused to answer; with `strict` also if it could not be asked.
         """
         try:
             await self._try()
         except BacklogConfigurationError:
             raise
         except Exception as error:
-            refused = isinstance(error, HttpResponseError) and error.status_code in _REFUSED
-            if refused or self._pairing.options.strict or not isinstance(error, (AzureError, OSError)):
-                raise BacklogNotReadyError(self._reason(refused), error) from error
+            is_refused = isinstance(error, HttpResponseError) and error.status_code in _REFUSED
+            if is_refused or self._pairing.options.strict:
+                raise BacklogNotReadyError(self._what_is_missing(), error) from error
             self._warn(error)
 
     async def keep_trying(self) -> None:
-        """Try again, ever less often, until it has worked. A queue that must not be used stays out of the rotation."""
-        # Shorter than a cool-down, or a queue in bad order would come back before it is looked at again.
+        """Try again, ever less often, until it has worked. Queues that must not be used stay out of the rotation."""
+        # Shorter than a cool-down, or such a queue would come back before it is looked at again.
         longest = min(RETRY_MAX, self._pairing.options.backlog_cooldown / 2)
         delay = min(RETRY_MIN, longest)
-        while not self.is_ready:
+        while not self.is_ready and self._pairing.fault is None:
             await asyncio.sleep(delay)
             delay = min(2 * delay, longest)
             previous = self.error
             try:
                 await self._try()
-            except (AzureError, OSError, BacklogConfigurationError) as error:
-                if type(error) is not type(previous):
+            except Exception as error:
+                # Whatever it is: a standby that is not ready must not take the primary down with it.
+                if str(error) != str(previous):
                     self._warn(error)
             else:
                 logger.info("The backlog of %s is ready", self._pairing.name)
 
     async def _try(self) -> None:
         try:
-            await self._learn_name()
-            if self._pairing.options.create_backlog:
-                await self._within_time(self._provision(), self._secondary)
+            async with asyncio.timeout(self._pairing.options.attempt_timeout):
+                await self._learn_name()
+                self.is_named.set()
+                await self._provision()
         except Exception as error:
             self.error = error
             raise
         self.error, self.is_ready = None, True
 
     async def _learn_name(self) -> None:
-        if not self._pairing.primary_name:
-            self._pairing.learn_primary_name(await self._within_time(self._ask_for_name(), self._primary))
-
-    async def _ask_for_name(self) -> str:
+        if self._pairing.primary_name:
+            return
+        host = self._primary.fully_qualified_namespace
         async with self._primary.administration() as admin:
-            host = self._primary.fully_qualified_namespace
             with recorded(self._pairing, OperationKind.GET, Stage.MANAGE, NamespaceRole.PRIMARY, host):
-                return (await admin.get_namespace_properties()).name
+                properties = await admin.get_namespace_properties()
+        self._pairing.learn_primary_name(properties.name)
 
     async def _provision(self) -> None:
-        async with self._secondary.administration() as admin:
-            await provision(admin, self._pairing, self._done)
+        if self._pairing.options.create_backlog:
+            async with self._secondary.administration() as admin:
+                await provision(admin, self._pairing, self._done)
 
-    async def _within_time(self, work, namespace):
-        seconds = self._pairing.options.attempt_timeout
-        try:
-            async with asyncio.timeout(seconds):
-                return await work
-        except TimeoutError:
-            raise AttemptTimeoutError(namespace.fully_qualified_namespace, seconds) from None
+    def _what_is_missing(self) -> str:
+        if not self._pairing.primary_name:
+            host = self._primary.fully_qualified_namespace
+            return f"the primary {host} did not tell its name, which the option primary_name can give"
+        host = self._secondary.fully_qualified_namespace
+        return f"the queues of {host} could not be checked; with create_backlog=False they are taken for granted"
+
+    def _warn(self, error: BaseException) -> None:
+        queue, message = None, f"the backlog is not ready ({type(error).__name__}): {self._what_is_missing()}"
+        if isinstance(error, BacklogConfigurationError):
+            queue, message = error.queue, str(error)
+        logger.warning("%s: %s", self._pairing.name, message)
+        logger.debug("%s: why the backlog is not ready: %s", self._pairing.name, error)
+        self._pairing.publish(BacklogWarning(message=message, queue=queue))

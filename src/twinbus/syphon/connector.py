@@ -41,9 +41,7 @@ class Side:
         return cls(endpoint, namespace.credential, namespace.tls_context() if namespace.use_tls else None)
 
     def open(self) -> Opening:
-        return Connection.open(
-            self.endpoint, self.credential, timeout=CONNECT_TIMEOUT, ssl_context=self.ssl_context
-        )
+        return Connection.open(self.endpoint, self.credential, timeout=CONNECT_TIMEOUT, ssl_context=self.ssl_context)
 
 
 class Connector:
@@ -107,9 +105,6 @@ class Connector:
 
     async def connected(self) -> Connection:
         """The connection, as soon as there is one."""
-        while self.connection is None:
+        while self.connection is None:  # it may be gone again before this task runs
             await self._is_up.wait()
-            # It may be gone again by the time this runs.
-            if self.connection is None:
-                await asyncio.sleep(0)
         return self.connection

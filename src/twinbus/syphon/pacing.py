@@ -10,6 +10,7 @@ BURST_SECONDS = 0.1
 # What a namespace that is busy gets of the rate it took before, and how fast that grows again.
 BUSY_SHARE = 0.8
 GROWTH, GROWTH_SECONDS = 1.1, 1.0
+SAMPLE = 50  # messages; what fewer of them took says little
 FORGET_ABOVE = 20.0  # times the rate that was too much
 
 
@@ -94,8 +95,11 @@ class Pace:
             return  # sent before the pause began
         if self._accepted:
             self._backoff.reset()
-            self._too_much = max(1.0, self._accepted / max(now - self._since, 0.1))
+        if self._accepted >= SAMPLE:
+            self._too_much = self._accepted / max(now - self._since, 0.001)
             self._learned = TokenBucket(self._too_much * BUSY_SHARE, now)
+        elif self._learned is not None:
+            self._learned.rate = max(1.0, self._learned.rate * BUSY_SHARE)
         self._resumes_at = now + self._backoff.next()
         self._since, self._accepted = self._resumes_at, 0
         self._grows_at = self._resumes_at + GROWTH_SECONDS

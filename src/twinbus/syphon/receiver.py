@@ -125,13 +125,19 @@ class Receiver(Link):
             raise
         self.check()
 
-    def write_flow(self) -> None:
+    def write_flow(self, echo: bool | None = None) -> None:
         self._session.link_flow(
             self,
             delivery_count=self._delivery_count,
             link_credit=self.credit,
             drain=True if self._drained is not None else None,
+            echo=echo,
         )
+
+    def ask_for_sign(self) -> None:
+        """Have the peer say something on this link: `idle_seconds` starts anew when it does."""
+        self.check()
+        self.write_flow(echo=True)
 
     def on_flow(self, flow: amqp.Flow) -> None:
         self.last_activity = self._wire.last_read

@@ -6,11 +6,10 @@ envelope or the backlog's broker owns is rewritten; every other entry and field 
 
 from __future__ import annotations
 
-import uuid
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from twinbus.amqp import sections
-from twinbus.amqp.decoding import skip
+from twinbus.amqp.decoding import decode_plain, skip
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.types import DecodeError, Described, Symbol, Timestamp, UInt
 from twinbus.pairing import aliases
@@ -20,7 +19,10 @@ _MAX_UINT = 0xFFFFFFFF
 _MAX_LONG = (1 << 63) - 1
 _FOR_EVER_TICKS = _MAX_LONG  # .NET's largest TimeSpan, which stands for no limit
 _NULL = b"\x40"
-_EXPIRY_FIELD, _SESSION_FIELD = 8, 10  # of the properties section; the creation time is between them
+_TTL_FIELD, _COUNT_FIELD = 2, 4  # of the header
+_EXPIRY_FIELD, _SESSION_FIELD = 8, 10  # of the properties; the creation time is between them
+_LOCK_TOKEN = b"\x00\x53\x71\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
+_LOCK_TOKEN_SIZE = len(_LOCK_TOKEN) + 16
 _SCHEDULED_KEY = Symbol(aliases.SCHEDULED_ANNOTATION)
 
 
@@ -89,38 +91,44 @@ def _restore(parts: sections.Sections, now_ms: int, ttl: Literal["remaining", "r
     envelope, application = _open(parts.application_properties)
     facts, annotations = _split_annotations(parts.message_annotations)
     enqueued_at = _fact(facts, "x-opt-enqueued-time")
-    life, expiry, created, expired = envelope.ttl, envelope.expiry, envelope.created, False
+    header, properties = sections.raw_fields(parts.header), sections.raw_fields(parts.properties)
+    life, expiry, created = envelope.ttl, envelope.expiry, envelope.created
     if life is not None and ttl == "remaining":
         # A life begins when the message becomes available: not before it is enqueued, nor before its scheduled time.
         life -= max(0, now_ms - max(enqueued_at, envelope.scheduled or 0))
-        expired = life <= 0
     elif life is not None:
+        # As if it was sent now: a broker may look at these two instead of the time to live.
         waited = max(0, now_ms - enqueued_at)
         expiry, created = _later(expiry, waited), _later(created, waited)
+    expired = life is not None and life <= 0 and ttl == "remaining"
     if envelope.scheduled is not None:
         annotations.append(sections.entry(_SCHEDULED_KEY, Timestamp(envelope.scheduled)))
-    message_id = sections.list_fields(parts.properties, 1)[0]
-    delivery_count = sections.list_fields(parts.header, 5)[4]
-    restored = b"".join(
-        (
-            _header(parts.header, life),
-            _map(sections.DELIVERY_ANNOTATIONS, _kept(parts.delivery_annotations)),
-            _map(sections.MESSAGE_ANNOTATIONS, annotations),
-            _properties(parts.properties, expiry, created, envelope.session),
-            _map(sections.APPLICATION_PROPERTIES, application),
-            parts.body,
+    payload = b""
+    if not expired:
+        payload = b"".join(
+            (
+                _header(header[:_TTL_FIELD], life),
+                _delivery_annotations(parts.delivery_annotations),
+                _map(sections.MESSAGE_ANNOTATIONS, annotations),
+                _properties(parts.properties, properties, expiry, created, envelope.session),
+                _map(sections.APPLICATION_PROPERTIES, application),
+                parts.body,
+            )
         )
-    )
     return Restored(
-        destination=envelope.destination,
-        session=envelope.session,
-        message_id=_id_text(message_id),
-        payload=b"" if expired else restored,
-        enqueued_at_ms=enqueued_at,
-        sequence_number=_fact(facts, "x-opt-sequence-number"),
-        delivery_count=delivery_count or 0,
-        expired=expired,
+        envelope.destination,
+        envelope.session,
+        _message_id(properties),
+        payload,
+        enqueued_at,
+        _fact(facts, "x-opt-sequence-number"),
+        _delivery_count(header),
+        expired,
     )
+
+
+def _later(time: int | None, by: int) -> int | None:
+    return None if time is None else min(time + by, _MAX_LONG)
 
 
 # ---- reading the envelope ----
@@ -190,10 +198,6 @@ def _time(found: dict[str, Any], name: str) -> int | None:
     return int(value)
 
 
-def _later(time: int | None, by: int) -> int | None:
-    return None if time is None else min(time + by, _MAX_LONG)
-
-
 def _is_whole(value: Any) -> bool:
     # Other clients may have turned a time into a plain number, of whatever width.
     return isinstance(value, int) and not isinstance(value, bool) and -_MAX_LONG <= value <= _MAX_LONG
@@ -221,37 +225,48 @@ def _fact(facts: dict[str, bytes], name: str) -> int:
     return int(value)
 
 
-def _kept(section: bytes) -> list[bytes]:
-    return [raw for name, raw in sections.map_entries(section) if name not in aliases.BROKER_ANNOTATIONS]
+def _delivery_annotations(section: bytes) -> bytes:
+    if len(section) == _LOCK_TOKEN_SIZE and section.startswith(_LOCK_TOKEN):
+        return b""  # nearly always, and much cheaper than reading it
+    entries = sections.map_entries(section)
+    return _map(sections.DELIVERY_ANNOTATIONS, [raw for name, raw in entries if name not in aliases.BROKER_ANNOTATIONS])
 
 
 def _map(code: int, entries: list[bytes]) -> bytes:
     return sections.map_section(code, entries) if entries else b""
 
 
-def _header(section: bytes, ttl: int | None) -> bytes:
+def _header(own: list[bytes], ttl: int | None) -> bytes:
     """The sender's durability and priority. A time to live is the backlog's own unless an alias says otherwise."""
-    fields = sections.raw_fields(section)[:2]
     if ttl is not None:
-        fields += [_NULL] * (2 - len(fields))
-        fields.append(encode(UInt(min(ttl, _MAX_UINT))))
-    return sections.list_section(sections.HEADER, fields) if fields.count(_NULL) < len(fields) else b""
+        own = [*own, *[_NULL] * (_TTL_FIELD - len(own)), encode(UInt(min(ttl, _MAX_UINT)))]
+    return sections.list_section(sections.HEADER, own) if own.count(_NULL) < len(own) else b""
 
 
-def _properties(section: bytes, expiry: int | None, created: int | None, session: str | None) -> bytes:
+def _properties(
+    section: bytes, fields: list[bytes], expiry: int | None, created: int | None, session: str | None
+) -> bytes:
     """The properties with these three in their places, whatever the backlog's broker may have put there."""
-    fields = sections.raw_fields(section)
-    times = [_NULL if time is None else encode(Timestamp(time)) for time in (expiry, created)]
-    wanted = [*times, encode(session)]
-    fields += [_NULL] * (_SESSION_FIELD + 1 - len(fields))
+    wanted = [_NULL if time is None else encode(Timestamp(time)) for time in (expiry, created)]
+    wanted.append(_NULL if session is None else encode(session))
+    fields = fields + [_NULL] * (_SESSION_FIELD + 1 - len(fields))
     if fields[_EXPIRY_FIELD : _SESSION_FIELD + 1] == wanted:
         return section
     fields[_EXPIRY_FIELD : _SESSION_FIELD + 1] = wanted
     return sections.list_section(sections.PROPERTIES, fields)
 
 
-def _id_text(value: str | bytes | int | uuid.UUID | None) -> str | None:
+# ---- what the broker says ----
+
+
+def _delivery_count(header: list[bytes]) -> int:
+    count: Any = decode_plain(header[_COUNT_FIELD])[0] if len(header) > _COUNT_FIELD else None
+    return int(count) if _is_whole(count) else 0
+
+
+def _message_id(properties: list[bytes]) -> str | None:
     """A message id of any type, as it is shown and recorded."""
+    value = decode_plain(properties[0])[0] if properties else None
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return None if value is None else str(value)

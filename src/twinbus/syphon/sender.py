@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from twinbus.amqp import performatives as amqp
 
@@ -24,6 +25,8 @@ class Sender(Link):
         self._credit = 0
         self._delivery_count = 0
         self._waiters: set[asyncio.Future[None]] = set()
+        #: Called whenever there may be room again.
+        self.on_room: Callable[[], None] | None = None
         #: The largest message the peer takes here; 0 if it does not say.
         self.max_message_size = 0
 
@@ -118,3 +121,5 @@ class Sender(Link):
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+        if self.on_room is not None and self.room > 0:
+            self.on_room()

@@ -23,6 +23,7 @@ from twinbus.amqp.frames import (
     TYPE_SASL,
     FramingError,
     frame,
+    read_frequent,
     split_frames,
 )
 from twinbus.amqp.performatives import decode_performative
@@ -223,7 +224,7 @@ class Wire(asyncio.Protocol):
                 raise FramingError(f"a frame of type {frame_type} is not expected here")
             if not body:
                 continue
-            performative, pos = decode_performative(body, 0)
+            performative, pos = read_frequent(body) or decode_performative(body, 0)
             session = theirs.get(number)
             if session is not None and type(performative) is amqp.Transfer:
                 session.on_transfer(performative, body[pos:])

@@ -1,0 +1,359 @@
+"""What pairing costs a sender, and how soon it is there in an outage: `make bench-pairing`.
+
+Our sender against the SDK's own in interleaved pairs of short blocks, in one run against one `twinbus serve` process;
+a ratio has the interval that holds 95 % of the medians of resampled pairs. `QUICK=1` does a tenth. The last line is
+one JSON object of the ratios.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+from rich.console import Console
+from rich.table import Table
+
+from twinbus.broker import Fault, Kind, Namespace, QueueDescription
+from twinbus.broker.background import NamespaceThread
+from twinbus.pairing._async.sender import PairedSender as AsyncPairedSender
+from twinbus.pairing._sync.sender import PairedSender
+from twinbus.pairing.core import Pairing
+from twinbus.pairing.failover import Route
+from twinbus.pairing.options import SendAvailabilityOptions
+
+QUICK = bool(os.environ.get("QUICK"))
+PAIRS = int(os.environ.get("PAIRS", 16 if QUICK else 160))
+BODY = b"x" * 1024
+BLOCK = 100  # messages sent one by one
+LISTS, LIST = 4, 100
+ATTEMPT_TIMEOUT = 2.0
+OUTAGES = 1 if QUICK else 5
+BACKLOG = "contoso/x-servicebus-transfer/0"
+
+Block = Callable[[], None]
+
+
+class Figure(NamedTuple):
+    """A ratio of ours to the SDK's, with its interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.3f}  ({self.low:.3f} to {self.high:.3f})"
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[dict[str, str]]:
+    """A server process with a primary and a standby; yields their connection strings."""
+    config = folder / "bus.toml"
+    config.write_text(
+        'durability = "memory"\n'
+        '[namespaces.contoso]\nport = 0\nqueues = ["sdk", "paired", "diverted"]\n'
+        f'[namespaces.standby]\nport = 0\nqueues = ["sdk", "{BACKLOG}"]\n'
+    )
+    command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config), "--data", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        yield {name: one["connection_string"] for name, one in ready["namespaces"].items()}
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+# ---- healthy, and after failover ----
+
+
+def singles(send: Callable[[Any], Any]) -> Block:
+    def block() -> None:
+        for _ in range(BLOCK):
+            send(ServiceBusMessage(BODY))
+
+    return block
+
+
+def lists(send: Callable[[Any], Any]) -> Block:
+    def block() -> None:
+        for _ in range(LISTS):
+            send([ServiceBusMessage(BODY) for _ in range(LIST)])
+
+    return block
+
+
+def batches(sender: Any) -> Block:
+    def block() -> None:
+        for _ in range(LISTS):
+            batch = sender.create_message_batch()
+            for _ in range(LIST):
+                batch.add_message(ServiceBusMessage(BODY))
+            sender.send_messages(batch)
+
+    return block
+
+
+def async_singles(runner: asyncio.Runner, sender: Any) -> Block:
+    async def block() -> None:
+        for _ in range(BLOCK):
+            await sender.send_messages(ServiceBusMessage(BODY))
+
+    return lambda: runner.run(block())
+
+
+def async_lists(runner: asyncio.Runner, sender: Any) -> Block:
+    async def block() -> None:
+        for _ in range(LISTS):
+            await sender.send_messages([ServiceBusMessage(BODY) for _ in range(LIST)])
+
+    return lambda: runner.run(block())
+
+
+def async_batches(runner: asyncio.Runner, sender: Any) -> Block:
+    async def block() -> None:
+        for _ in range(LISTS):
+            batch = await sender.create_message_batch()
+            for _ in range(LIST):
+                batch.add_message(ServiceBusMessage(BODY))
+            await sender.send_messages(batch)
+
+    return lambda: runner.run(block())
+
+
+def timed(block: Block) -> tuple[float, float]:
+    cpu, start = time.process_time(), time.perf_counter()
+    block()
+    return time.perf_counter() - start, time.process_time() - cpu
+
+
+def figure(ratios: list[float]) -> Figure:
+    resampled = random.Random(1)
+    medians = sorted(statistics.median(resampled.choices(ratios, k=len(ratios))) for _ in range(1000))
+    return Figure(statistics.median(ratios), medians[25], medians[974])
+
+
+def compared(sdk: Block, ours: Block) -> tuple[Figure, Figure]:
+    """Our rate over the SDK's, and our CPU over the SDK's."""
+    rates, cpus = [], []
+    for number in range(PAIRS + 1):
+        first, second = (sdk, ours) if number % 2 else (ours, sdk)
+        results = {first: timed(first), second: timed(second)}
+        if number:  # the first pair opens the links
+            rates.append(results[sdk][0] / results[ours][0])
+            cpus.append(results[ours][1] / results[sdk][1])
+    return figure(rates), figure(cpus)
+
+
+def new_pairing(**options: Any) -> Pairing:
+    return Pairing(SendAvailabilityOptions(backlog_queue_count=1, **options), "contoso")
+
+
+def compare_all(strings: dict[str, str]) -> dict[str, tuple[Figure, Figure]]:
+    """Every row of the table: rate and CPU."""
+    results = {}
+    with ExitStack() as stack:
+        clients = {
+            name: stack.enter_context(ServiceBusClient.from_connection_string(text)) for name, text in strings.items()
+        }
+        healthy, over = new_pairing(), new_pairing()
+        over.fail_over("diverted")
+        sdk = stack.enter_context(clients["contoso"].get_queue_sender("sdk"))
+        standby = stack.enter_context(clients["standby"].get_queue_sender("sdk"))
+        ours = stack.enter_context(PairedSender(healthy, "paired", clients["contoso"], clients["standby"]))
+        diverted = stack.enter_context(PairedSender(over, "diverted", clients["contoso"], clients["standby"]))
+        rows: dict[str, tuple[Block, Block]] = {
+            "sync, one by one": (singles(sdk.send_messages), singles(ours.send_messages)),
+            "sync, lists of 100": (lists(sdk.send_messages), lists(ours.send_messages)),
+            "sync, batches of 100": (batches(sdk), batches(ours)),
+            "sync, diverted, one by one": (singles(standby.send_messages), singles(diverted.send_messages)),
+            "sync, diverted, lists of 100": (lists(standby.send_messages), lists(diverted.send_messages)),
+        }
+        for name, (theirs, own) in rows.items():
+            results[name] = compared(theirs, own)
+            print(name, *results[name], sep="  ", file=sys.stderr)
+    with asyncio.Runner() as runner:
+        results |= compare_async(runner, strings)
+    return results
+
+
+def compare_async(runner: asyncio.Runner, strings: dict[str, str]) -> dict[str, tuple[Figure, Figure]]:
+    healthy, over = new_pairing(), new_pairing()
+    over.fail_over("diverted")
+
+    async def opened() -> tuple[list[Any], list[Any]]:
+        clients = {name: AsyncServiceBusClient.from_connection_string(text) for name, text in strings.items()}
+        senders = [
+            clients["contoso"].get_queue_sender("sdk"),
+            clients["standby"].get_queue_sender("sdk"),
+            AsyncPairedSender(healthy, "paired", clients["contoso"], clients["standby"]),
+            AsyncPairedSender(over, "diverted", clients["contoso"], clients["standby"]),
+        ]
+        return list(clients.values()), senders
+
+    async def closed() -> None:
+        for one in (*senders, *clients):
+            await one.close()
+
+    clients, senders = runner.run(opened())
+    sdk, standby, ours, diverted = senders
+    rows = {
+        "aio, one by one": (async_singles(runner, sdk), async_singles(runner, ours)),
+        "aio, lists of 100": (async_lists(runner, sdk), async_lists(runner, ours)),
+        "aio, batches of 100": (async_batches(runner, sdk), async_batches(runner, ours)),
+        "aio, diverted, one by one": (async_singles(runner, standby), async_singles(runner, diverted)),
+    }
+    results = {}
+    for name, (theirs, own) in rows.items():
+        results[name] = compared(theirs, own)
+        print(name, *results[name], sep="  ", file=sys.stderr)
+    runner.run(closed())
+    return results
+
+
+# ---- outages ----
+
+
+class Stage:
+    """Two namespaces in this process, and faults in the primary."""
+
+    def __init__(self, primary: NamespaceThread, standby: NamespaceThread) -> None:
+        self.primary = primary
+        self.standby = standby
+
+    @classmethod
+    @contextmanager
+    def set_up(cls) -> Iterator[Stage]:
+        with (
+            NamespaceThread(lambda: Namespace("contoso")) as primary,
+            NamespaceThread(lambda: Namespace("standby")) as standby,
+        ):
+            primary.run(primary.namespace.create(QueueDescription("orders")))
+            standby.run(standby.namespace.create(QueueDescription(BACKLOG)))
+            yield cls(primary, standby)
+
+    @contextmanager
+    def outage(self, kind: Kind) -> Iterator[None]:
+        faults = self.primary.namespace.faults
+        self.primary.call(faults.add, Fault(kind))
+        if kind is Kind.REFUSE:  # a namespace that is gone also cuts what it had
+            self.primary.call(faults.add, Fault(Kind.RESET))
+        try:
+            yield
+        finally:
+            self.primary.call(faults.clear)
+
+    def stored(self) -> int:
+        return self.standby.call(lambda: self.standby.namespace.find(BACKLOG).queue.activity.received)  # type: ignore[union-attr]
+
+
+def fresh_pairing() -> Pairing:
+    return new_pairing(failover_interval=0, attempt_timeout=ATTEMPT_TIMEOUT)
+
+
+def sync_outage(stage: Stage, kind: Kind, warm: bool) -> float:
+    """Seconds from the call during an outage until the message is in the backlog."""
+    with (
+        ServiceBusClient.from_connection_string(stage.primary.connection_string) as primary,
+        ServiceBusClient.from_connection_string(stage.standby.connection_string) as standby,
+        PairedSender(fresh_pairing(), "orders", primary, standby) as sender,
+    ):
+        if warm:
+            sender.send_messages(ServiceBusMessage(BODY))
+            sender.open_standby()
+        before = stage.stored()
+        with stage.outage(kind):
+            start = time.perf_counter()
+            receipt = sender.send_messages(ServiceBusMessage(BODY))
+            seconds = time.perf_counter() - start
+        assert (receipt.route, stage.stored()) == (Route.BACKLOG, before + 1)
+    return seconds
+
+
+async def async_outage(stage: Stage, kind: Kind, warm: bool) -> float:
+    async with (
+        AsyncServiceBusClient.from_connection_string(stage.primary.connection_string) as primary,
+        AsyncServiceBusClient.from_connection_string(stage.standby.connection_string) as standby,
+        AsyncPairedSender(fresh_pairing(), "orders", primary, standby) as sender,
+    ):
+        if warm:
+            await sender.send_messages(ServiceBusMessage(BODY))
+            await sender.open_standby()
+        before = stage.stored()
+        with stage.outage(kind):
+            start = time.perf_counter()
+            receipt = await sender.send_messages(ServiceBusMessage(BODY))
+            seconds = time.perf_counter() - start
+        assert (receipt.route, stage.stored()) == (Route.BACKLOG, before + 1)
+    return seconds
+
+
+def outages() -> dict[str, tuple[float, float]]:
+    """For each kind of outage the longest time until the first message was in the backlog, and its bound."""
+    results = {}
+    with Stage.set_up() as stage:
+        for kind, name in ((Kind.REFUSE, "refused"), (Kind.BLACKHOLE, "black hole")):
+            for warm in (False, True):
+                refused_bound = 1.0 if warm else 1.5
+                bound = refused_bound if kind is Kind.REFUSE else ATTEMPT_TIMEOUT + 1
+                how = "warm" if warm else "cold"
+                results[f"sync, {name}, {how}"] = (
+                    max(sync_outage(stage, kind, warm) for _ in range(OUTAGES)),
+                    bound,
+                )
+                results[f"aio, {name}, {how}"] = (
+                    max(asyncio.run(async_outage(stage, kind, warm)) for _ in range(OUTAGES)),
+                    bound,
+                )
+    return results
+
+
+# ---- the report ----
+
+
+def report(rates: dict[str, tuple[Figure, Figure]], times: dict[str, tuple[float, float]]) -> dict[str, float]:
+    console = Console(width=120)
+    table = Table(title=f"our sender over the SDK's own, {len(BODY)} byte messages, {PAIRS} interleaved pairs")
+    for heading in ("", "rate (95 % interval)", "CPU (95 % interval)"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, (rate, cpu) in rates.items():
+        table.add_row(name, str(rate), str(cpu))
+    console.print(table)
+    table = Table(title=f"from the call to the first message in the backlog, the longest of {OUTAGES}")
+    for heading in ("", "seconds", "bound"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, (seconds, bound) in times.items():
+        table.add_row(name, f"{seconds:.2f}", f"{bound:.2f}")
+    console.print(table)
+    ratios = {f"rate_{key(name)}": round(rate.ratio, 3) for name, (rate, _) in rates.items()}
+    ratios |= {f"cpu_{key(name)}": round(cpu.ratio, 3) for name, (_, cpu) in rates.items()}
+    return ratios | {f"bound_{key(name)}": round(seconds / bound, 3) for name, (seconds, bound) in times.items()}
+
+
+def key(name: str) -> str:
+    return name.replace(",", "").replace(" ", "_")
+
+
+def main() -> None:
+    logging.getLogger("twinbus").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as folder, served(Path(folder)) as strings:
+        rates = compare_all(strings)
+    print(json.dumps(report(rates, outages())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""The paired client: what an application holds in its hands."""
+
+from __future__ import annotations

@@ -1,0 +1,68 @@
+"""Where the runtime of a client runs: here, on the event loop of the application. Its counterpart has a thread."""
+
+# unasync: by hand
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from twinbus.pairing.namespaces import Namespace
+
+from ..runtime import Runtime
+
+_T = TypeVar("_T")
+
+
+class Host:
+    """Starts a runtime when it is first needed, and closes it."""
+
+    def __init__(self, runtime: Runtime, on_failure: Callable[[BaseException], None]) -> None:
+        self._runtime = runtime
+        self._on_failure = on_failure
+        self._starting: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Start the runtime, if that has not been done, without waiting; a failure is handed to `on_failure`."""
+        if self._starting is not None or self._is_closed:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # not yet: whoever sends will have one
+        self._starting = loop.create_task(self._runtime.start())
+        self._starting.add_done_callback(self._started)
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_failure(error)
+
+    async def start(self) -> None:
+        """Start the runtime, or wait until it has started. Raises what `Runtime.start` raises."""
+        self.begin()
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await something where the runtime runs."""
+        return await work
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Call something where the runtime runs."""
+        return function()
+
+    def arguments(self, namespace: Namespace) -> dict[str, Any]:
+        """What a client of the SDK is made with."""
+        return namespace.async_arguments()
+
+    async def close(self) -> None:
+        """End the runtime, also if it has not quite started."""
+        self._is_closed = True
+        if self._starting is None:
+            return
+        self._starting.cancel()
+        await asyncio.wait({self._starting})
+        await self._runtime.close()

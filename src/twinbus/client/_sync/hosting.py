@@ -1,0 +1,80 @@
+"""Where the runtime of a client runs: on an event loop of its own. Written by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.private_loop import PrivateLoop
+
+from ..runtime import Runtime
+
+_T = TypeVar("_T")
+
+#: The longest that anybody waits for the loop, beyond the bounds of what is done there.
+PATIENCE = 300.0
+
+
+class Host:
+    """Starts a runtime when it is first needed, and closes it."""
+
+    def __init__(self, runtime: Runtime, on_failure: Callable[[BaseException], None]) -> None:
+        self._runtime = runtime
+        self._on_failure = on_failure
+        self._loop = PrivateLoop()
+        self._lock = threading.Lock()
+        self._starting: Future[None] | None = None
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Start the runtime, if that has not been done, without waiting; a failure is handed to `on_failure`."""
+        with self._lock:
+            if self._starting is not None or self._is_closed:
+                return
+            self._starting = self._loop.submit(self._runtime.start())
+        self._starting.add_done_callback(self._started)
+
+    def _started(self, future: Future[None]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            self._on_failure(error)
+
+    def start(self) -> None:
+        """Start the runtime, or wait until it has started. Raises what `Runtime.start` raises."""
+        self.begin()
+        if self._starting is not None:
+            self._starting.result(PATIENCE)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await something where the runtime runs."""
+        return self._loop.run(work, PATIENCE)
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Call something where the runtime runs."""
+        if self._starting is None or self._is_closed or self._loop.is_current:
+            return function()  # nothing runs there, or we do
+
+        async def called() -> _T:
+            return function()
+
+        return self.run(called())
+
+    def arguments(self, namespace: Namespace) -> dict[str, Any]:
+        """What a client of the SDK is made with."""
+        return namespace.sync_arguments(self._loop.run)
+
+    def close(self) -> None:
+        """End the runtime, also if it has not quite started, and its thread."""
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if was_closed:
+            return
+        try:
+            if self._starting is not None:
+                self._starting.cancel()
+                self._loop.run(self._runtime.close(), PATIENCE)
+        finally:
+            self._loop.close()

@@ -1,0 +1,88 @@
+# Generated from client/_async/partner.py by `make generate`: change it there.
+"""The SDK's client for one of the two namespaces, which tells when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from azure.core.paging import ItemPaged
+from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+
+from twinbus.ledger.recorder import NamespaceRole
+from twinbus.pairing.errors import PairedClientFaultedError
+
+from ..partnership import Partnership
+
+
+class PartnerClient(ServiceBusClient):
+    """An ordinary client of the SDK, except that it cannot be used again after `close` or `fault`.
+
+    What it makes are the SDK's own senders and receivers, which know nothing of the pairing.
+    """
+
+    def __init__(
+        self,
+        role: NamespaceRole,
+        partnership: Partnership,
+        on_end: Callable[[NamespaceRole], None],
+        arguments: dict[str, Any],
+    ) -> None:
+        super().__init__(**arguments)
+        self.role = role
+        self._partnership = partnership
+        self._on_end = on_end
+        #: For paired senders: whether to try again is decided there, not by the SDK.
+        self.for_senders = _SendingClient(role, partnership, {**arguments, "retry_total": 0})
+
+    def close(self) -> None:
+        """Close all senders and receivers of this namespace."""
+        is_news = self._partnership.closed(self.role)
+        super().close()
+        self.for_senders.close()
+        if is_news:
+            self._on_end(self.role)
+
+    def fault(self, reason: str, cause: BaseException | None = None) -> None:
+        """Give it up for good: every later call raises `PairedClientFaultedError`. It should still be closed."""
+        if self._partnership.faulted(self.role, PairedClientFaultedError(reason, cause)):
+            self._on_end(self.role)
+
+    # ---- nothing new after the end ----
+
+    def get_queue_sender(self, *args: Any, **options: Any) -> ServiceBusSender:
+        self._partnership.check(self.role)
+        return super().get_queue_sender(*args, **options)
+
+    def get_topic_sender(self, *args: Any, **options: Any) -> ServiceBusSender:
+        self._partnership.check(self.role)
+        return super().get_topic_sender(*args, **options)
+
+    def get_queue_receiver(self, *args: Any, **options: Any) -> ServiceBusReceiver:
+        self._partnership.check(self.role)
+        return super().get_queue_receiver(*args, **options)
+
+    def get_subscription_receiver(self, *args: Any, **options: Any) -> ServiceBusReceiver:
+        self._partnership.check(self.role)
+        return super().get_subscription_receiver(*args, **options)
+
+    def list_queue_sessions(self, *args: Any, **options: Any) -> ItemPaged[str]:
+        self._partnership.check(self.role)
+        return super().list_queue_sessions(*args, **options)
+
+    def list_subscription_sessions(self, *args: Any, **options: Any) -> ItemPaged[str]:
+        self._partnership.check(self.role)
+        return super().list_subscription_sessions(*args, **options)
+
+
+class _SendingClient(ServiceBusClient):
+    """Makes the senders that paired senders work with."""
+
+    def __init__(self, role: NamespaceRole, partnership: Partnership, arguments: dict[str, Any]) -> None:
+        super().__init__(**arguments)
+        self._role = role
+        self._partnership = partnership
+
+    def get_queue_sender(self, *args: Any, **options: Any) -> ServiceBusSender:
+        self._partnership.check(self._role)
+        return super().get_queue_sender(*args, **options)

@@ -1,0 +1,85 @@
+"""The two clients of a pairing share their fate, in an application that hosts the syphon.
+
+When one of them is closed or has faulted, its partner should be closed, too. If that does not happen in time the
+partner is faulted, for a pairing with one side is none. A lost connection is no fault. Pure, and safe to use from
+several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum
+
+from twinbus.ledger.recorder import NamespaceRole
+from twinbus.pairing.errors import PairedClientFaultedError
+
+#: The two clients, by their namespaces.
+SIDES = (NamespaceRole.PRIMARY, NamespaceRole.SECONDARY)
+#: Seconds in which the partner of a client that has ended must be closed.
+GRACE = 5.0
+
+
+class Condition(Enum):
+    """How a client is."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    FAULTED = "faulted"
+
+
+class Partnership:
+    """The condition of both clients."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._conditions = dict.fromkeys(SIDES, Condition.OPEN)
+        self._faults: dict[NamespaceRole, PairedClientFaultedError] = {}
+
+    def condition(self, role: NamespaceRole) -> Condition:
+        return self._conditions[role]
+
+    def fault(self, role: NamespaceRole) -> PairedClientFaultedError | None:
+        """Why a client has faulted; None if it has not."""
+        return self._faults.get(role)
+
+    def check(self, role: NamespaceRole) -> None:
+        """Raise `PairedClientFaultedError` if the client has faulted, `ValueError` if it was closed."""
+        fault = self._faults.get(role)
+        if fault is not None:
+            raise fault.with_traceback(None)
+        if self._conditions[role] is Condition.CLOSED:
+            raise ValueError("The client was closed. Make a new one.")
+
+    def closed(self, role: NamespaceRole) -> bool:
+        """A client was closed; true if that is news. A faulted one stays faulted."""
+        with self._lock:
+            is_news = self._conditions[role] is Condition.OPEN
+            if is_news:
+                self._conditions[role] = Condition.CLOSED
+            return is_news
+
+    def faulted(self, role: NamespaceRole, error: PairedClientFaultedError) -> bool:
+        """A client has faulted; true if that is news. One that was closed stays closed."""
+        with self._lock:
+            is_news = self._conditions[role] is Condition.OPEN
+            if is_news:
+                self._conditions[role] = Condition.FAULTED
+                self._faults[role] = error
+            return is_news
+
+    def fault_partner(self, role: NamespaceRole) -> PairedClientFaultedError | None:
+        """The client `role` ended a while ago: fault its partner, and return why; None if that has ended, too."""
+        how = "was closed" if self._conditions[role] is Condition.CLOSED else "has faulted"
+        reason = f"the {role.name.lower()} client {how}, and its partner was not closed within {GRACE:g} s"
+        error = PairedClientFaultedError(reason, self._faults.get(role))
+        with self._lock:
+            partner = partner_of(role)
+            if self._conditions[partner] is not Condition.OPEN:
+                return None
+            self._conditions[partner] = Condition.FAULTED
+            self._faults[partner] = error
+            return error
+
+
+def partner_of(role: NamespaceRole) -> NamespaceRole:
+    return NamespaceRole.SECONDARY if role is NamespaceRole.PRIMARY else NamespaceRole.PRIMARY

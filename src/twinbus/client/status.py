@@ -1,0 +1,136 @@
+"""How a pairing is, for people, for monitoring and for `twinbus status`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from twinbus.ledger.recorder import NamespaceRole
+from twinbus.pairing.core import Entity, Pairing
+from twinbus.pairing.failover import FailedOver, Suspect
+from twinbus.pairing.namespaces import Namespace
+from twinbus.syphon.report import SyphonStatus
+
+from .partnership import Condition, Partnership
+from .runtime import Runtime
+
+
+class EntityState(Enum):
+    """Where the messages for an entity go, and how sure that is."""
+
+    HEALTHY = "healthy"
+    #: Back after an outage: one failure is enough for the next failover.
+    PROBATION = "probation"
+    SUSPECT = "suspect"
+    FAILED_OVER = "failed over"
+
+
+@dataclass(frozen=True, slots=True)
+class EntityStatus:
+    """A queue or topic. `seconds` is how long it has been suspect or failed over, `error` why."""
+
+    path: str
+    state: EntityState
+    is_forced: bool
+    seconds: float | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogQueueStatus:
+    """A backlog queue; out of rotation, `error` is why."""
+
+    path: str
+    is_in_rotation: bool
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PairingStatus:
+    """A paired client and everything it knows.
+
+    `backlog_error` is why the backlog is not ready, `diverted_sessions` how many sessions have to go through it, and
+    `syphon` is None where none is hosted. Errors are in short: the name of their class.
+    """
+
+    name: str
+    client: str
+    primary: str
+    secondary: str
+    condition: Condition
+    primary_condition: Condition
+    secondary_condition: Condition
+    fault: str | None
+    entities: tuple[EntityStatus, ...]
+    backlog: tuple[BacklogQueueStatus, ...]
+    backlog_is_ready: bool
+    backlog_error: str | None
+    diverted_sessions: int
+    syphon: SyphonStatus | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same in plain JSON types."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+def status_of(
+    pairing: Pairing,
+    primary: Namespace,
+    secondary: Namespace,
+    partnership: Partnership,
+    runtime: Runtime,
+    is_closed: bool,
+) -> PairingStatus:
+    """The status as of now."""
+    condition = Condition.FAULTED if pairing.fault else Condition.CLOSED if is_closed else Condition.OPEN
+    standby, syphon = runtime.background.standby, runtime.syphon
+    return PairingStatus(
+        name=pairing.name,
+        client=pairing.client,
+        primary=primary.fully_qualified_namespace,
+        secondary=secondary.fully_qualified_namespace,
+        condition=condition,
+        primary_condition=partnership.condition(NamespaceRole.PRIMARY),
+        secondary_condition=partnership.condition(NamespaceRole.SECONDARY),
+        fault=pairing.fault.reason if pairing.fault else None,
+        entities=tuple(_entity(pairing, entity) for entity in pairing.entities()),
+        backlog=_backlog(pairing),
+        backlog_is_ready=standby.is_ready,
+        backlog_error=_in_short(standby.error),
+        diverted_sessions=pairing.diverted_sessions.count if pairing.diverted_sessions else 0,
+        syphon=syphon.status() if syphon else None,
+    )
+
+
+def _entity(pairing: Pairing, entity: Entity) -> EntityStatus:
+    state, now = pairing.state_of(entity), pairing.clock()
+    error = _in_short(entity.last_error)
+    if isinstance(state, FailedOver):
+        return EntityStatus(entity.path, EntityState.FAILED_OVER, state.is_forced, now - state.since, error)
+    if isinstance(state, Suspect):
+        return EntityStatus(entity.path, EntityState.SUSPECT, False, now - state.since, error)
+    found = EntityState.PROBATION if state.probation_until is not None else EntityState.HEALTHY
+    return EntityStatus(entity.path, found, False, None, None)
+
+
+def _backlog(pairing: Pairing) -> tuple[BacklogQueueStatus, ...]:
+    if not pairing.primary_name:
+        return ()
+    retired = pairing.retired_queues()
+    paths = (pairing.queue_path(index) for index in range(pairing.options.backlog_queue_count))
+    return tuple(BacklogQueueStatus(path, path not in retired, _in_short(retired.get(path))) for path in paths)
+
+
+def _in_short(error: BaseException | None) -> str | None:
+    return None if error is None else type(error).__name__
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value

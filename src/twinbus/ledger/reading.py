@@ -1,0 +1,253 @@
+"""Reads a ledger: every row once, whatever else lies in its folders.
+
+Files that are being written, were left behind by a killed writer or were replaced by a compacted one do not count. What
+cannot be read as a ledger's file is set aside and named, and the rest is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import layout
+from .errors import LedgerChanged, LedgerNotFound, reason_of
+from .schema import SCHEMA, VERSION, VERSION_KEY, pa, pc, pq, replaced_by
+from .store import Store, open_store
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Something in a ledger's folder that is not read, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """The files of one day."""
+
+    folder: str
+    selection: layout.Selection
+
+
+@dataclass(slots=True)
+class Survey:
+    """What there is in a ledger. Reading adds to `set_aside` what turns out to be unreadable."""
+
+    days: list[Day] = field(default_factory=list)
+    set_aside: list[SetAside] = field(default_factory=list)
+
+
+class NotALedgerFile(Exception):  # noqa: N818 - what it is
+    """A file cannot be read as a ledger's; the text says why."""
+
+
+def survey(store: Store, since: str | None = None, until: str | None = None) -> Survey:
+    """Find the files of the days from `since` to `until`, both included, as 2026-11-16.
+
+    Raises:
+        LedgerNotFound: There is nothing at this place.
+        LedgerChanged: A file was compacted away meanwhile.
+    """
+    if not store.exists():
+        raise LedgerNotFound("there is no ledger at this place")
+    found = Survey()
+    for folder in store.folders():
+        day = layout.day_of(folder)
+        if day is None:
+            if not layout.is_hidden(folder):
+                found.set_aside.append(SetAside(folder, "not a folder of a ledger"))
+        elif (since is None or since <= day) and (until is None or day <= until):
+            found.days.append(_survey_day(store, folder, found.set_aside))
+    stray = [name for name in store.files("") if not layout.is_hidden(name)]
+    found.set_aside += [SetAside(name, "not a file of a ledger") for name in stray]
+    return found
+
+
+def _survey_day(store: Store, folder: str, set_aside: list[SetAside]) -> Day:
+    names, claims = [], {}
+    for name in store.files(folder):
+        parsed = layout.FileName.parse(name)
+        if parsed is None:
+            if not layout.is_hidden(name):
+                set_aside.append(SetAside(f"{folder}/{name}", "not a file of a ledger"))
+            continue
+        names.append(name)
+        if parsed.is_compacted:
+            try:
+                with LedgerFile(store, folder, name) as file:
+                    claims[name] = file.replaces
+            except FileNotFoundError as error:
+                raise LedgerChanged(f"{folder}/{name} is gone") from error
+            except NotALedgerFile as error:
+                # Without its claims the files it replaces count, as if it had never been written.
+                set_aside.append(SetAside(f"{folder}/{name}", str(error)))
+                names.pop()
+    return Day(folder, layout.select(names, claims))
+
+
+class LedgerFile:
+    """One open file.
+
+    Raises:
+        NotALedgerFile: It cannot be read, or is something else.
+        FileNotFoundError: It is gone.
+    """
+
+    def __init__(self, store: Store, folder: str, name: str) -> None:
+        self._file = store.open(folder, name)
+        try:
+            self._parquet = pq.ParquetFile(self._file)
+            self._check()
+        except NotALedgerFile:
+            self._file.close()
+            raise
+        except (OSError, ValueError, pa.ArrowException) as error:
+            self._file.close()
+            raise NotALedgerFile(f"corrupt: {reason_of(error)}") from error
+
+    def _check(self) -> None:
+        version = (self._parquet.metadata.metadata or {}).get(VERSION_KEY)
+        if version is None:
+            raise NotALedgerFile("not a file of a ledger")
+        if not version.isdigit() or int(version) > VERSION:
+            raise NotALedgerFile(f"written by a later release, version {version.decode(errors='replace')}")
+        for column in self._parquet.schema_arrow:
+            at = SCHEMA.get_field_index(column.name)
+            if at >= 0 and column.type != SCHEMA.field(at).type:
+                raise NotALedgerFile(f"column {column.name} is {column.type}, not {SCHEMA.field(at).type}")
+
+    def __enter__(self) -> LedgerFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def rows(self) -> int:
+        return int(self._parquet.metadata.num_rows)
+
+    @property
+    def replaces(self) -> list[str]:
+        """The files whose rows a compacted file holds."""
+        try:
+            return replaced_by(self._parquet.metadata.metadata)
+        except ValueError as error:
+            raise NotALedgerFile("corrupt: it does not name the files it replaces") from error
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows, a row group at a time; columns that an older file lacks are null."""
+        wanted = pa.schema([SCHEMA.field(name) for name in columns or SCHEMA.names])
+        there = [name for name in wanted.names if name in self._parquet.schema_arrow.names]
+        for number in range(self._parquet.num_row_groups):
+            try:
+                table = self._parquet.read_row_group(number, columns=there)
+            except (OSError, ValueError, pa.ArrowException) as error:
+                raise NotALedgerFile(f"corrupt: {reason_of(error)}") from error
+            arrays = [
+                table[column.name] if column.name in there else pa.nulls(table.num_rows, column.type)
+                for column in wanted
+            ]
+            yield pa.Table.from_arrays(arrays, schema=wanted)
+
+
+def tables_of(
+    store: Store, found: Survey, *, columns: Sequence[str] | None = None, newest_first: bool = False
+) -> Iterator[pa.Table]:
+    """The rows of a survey, some at a time.
+
+    Raises:
+        LedgerChanged: A file was compacted away meanwhile.
+    """
+    for day in reversed(found.days) if newest_first else found.days:
+        yield from _tables_of_day(store, found, day, columns)
+
+
+def _tables_of_day(store: Store, found: Survey, day: Day, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    for name in day.selection.live:
+        try:
+            with LedgerFile(store, day.folder, name) as file:
+                yield from file.tables(columns)
+        except FileNotFoundError as error:
+            raise LedgerChanged(f"{day.folder}/{name} is gone") from error
+        except NotALedgerFile as error:
+            found.set_aside.append(SetAside(f"{day.folder}/{name}", str(error)))
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Rows of a ledger, and what of it could not be read."""
+
+    table: pa.Table
+    set_aside: list[SetAside]
+
+
+def read_ledger(
+    url: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    where: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Contents:
+    """Read the days from `since` to `until` into memory; `where` is an expression of `pyarrow.compute`.
+
+    Raises:
+        LedgerNotFound: There is nothing at this place.
+    """
+    store = open_store(url, storage_options)
+
+    def read() -> Contents:
+        found = survey(store, since, until)
+        tables = [table if where is None else table.filter(where) for table in tables_of(store, found, columns=columns)]
+        nothing = pa.schema([SCHEMA.field(name) for name in columns or SCHEMA.names]).empty_table()
+        return Contents(pa.concat_tables([nothing, *tables]), found.set_aside)
+
+    return _read_again_if_changed(read)
+
+
+def newest(
+    url: str | os.PathLike[str],
+    limit: int,
+    *,
+    where: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Contents:
+    """The newest `limit` rows that fulfil `where`, oldest first. Days that are not needed are not read.
+
+    Raises:
+        LedgerNotFound: There is nothing at this place.
+        ValueError: `limit` is less than 1.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit!r}")
+    store = open_store(url, storage_options)
+
+    def read() -> Contents:
+        found = survey(store)
+        kept = SCHEMA.empty_table().replace_schema_metadata(None)
+        for day in reversed(found.days):
+            for table in _tables_of_day(store, found, day, None):
+                kept = pa.concat_tables([kept, table if where is None else table.filter(where)])
+                if kept.num_rows > limit:
+                    kept = kept.take(pc.sort_indices(kept, [("ts", "descending")])[:limit])
+            if kept.num_rows >= limit:
+                break
+        return Contents(kept.sort_by("ts"), found.set_aside)
+
+    return _read_again_if_changed(read)
+
+
+def _read_again_if_changed(read: Callable[[], Contents]) -> Contents:
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return read()
+        except LedgerChanged:
+            continue
+    return read()

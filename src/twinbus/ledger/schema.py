@@ -1,0 +1,175 @@
+"""The columns of the ledger's files: a contract with everything that reads them (docs/ledger.md).
+
+Within one version columns and codes are only added, never changed. Readers take a missing column as null and leave out
+one they do not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
+from typing import Any
+
+from .errors import ExtraMissing
+from .layout import END_OF_TIME_US
+from .recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+except ImportError as error:
+    raise ExtraMissing from error
+
+__all__ = [
+    "CODES",
+    "REPLACES_KEY",
+    "SCHEMA",
+    "VERSION",
+    "VERSION_KEY",
+    "encode",
+    "message_key",
+    "new_file_writer",
+    "op_id_bytes",
+    "pa",
+    "pc",
+    "pq",
+    "replaced_by",
+    "to_batch",
+    "to_batch_of_fitting",
+    "to_operations",
+]
+
+VERSION = 1
+VERSION_KEY = b"twinbus.ledger.version"
+#: In a compacted file: the names of the files of its folder whose rows it holds, a list in JSON.
+REPLACES_KEY = b"twinbus.ledger.replaces"
+
+#: The columns that hold codes, and what the codes mean.
+CODES = {"namespace": NamespaceRole, "operation": OperationKind, "stage": Stage, "outcome": Outcome}
+
+_REQUIRED = False
+SCHEMA = pa.schema(
+    [
+        pa.field("op_id", pa.binary(16), _REQUIRED),
+        pa.field("ts", pa.timestamp("us", "UTC"), _REQUIRED),
+        pa.field("pairing", pa.string(), _REQUIRED),
+        pa.field("client", pa.string(), _REQUIRED),
+        pa.field("namespace", pa.int8(), _REQUIRED),
+        pa.field("entity", pa.string(), _REQUIRED),
+        pa.field("operation", pa.int8(), _REQUIRED),
+        pa.field("stage", pa.int8(), _REQUIRED),
+        pa.field("message_id", pa.string()),
+        pa.field("message_key", pa.int64()),
+        pa.field("destination", pa.string()),
+        pa.field("backlog_queue", pa.string()),
+        pa.field("sequence_number", pa.int64()),
+        pa.field("delivery_count", pa.int64()),
+        pa.field("attempt", pa.int32(), _REQUIRED),
+        pa.field("bytes", pa.int64(), _REQUIRED),
+        pa.field("count", pa.int64(), _REQUIRED),
+        pa.field("outcome", pa.int8(), _REQUIRED),
+        pa.field("error", pa.string()),
+        pa.field("latency_us", pa.int64()),
+    ],
+    metadata={VERSION_KEY: str(VERSION).encode()},
+)
+
+# The ids differ from row to row: a dictionary of them would only cost.
+_NO_DICTIONARY = ("op_id", "ts", "message_id", "message_key", "sequence_number", "latency_us")
+_DICTIONARY = [name for name in SCHEMA.names if name not in _NO_DICTIONARY]
+_FROM_OPERATION = Operation._fields
+
+
+def message_key(message_id: str) -> int:
+    """The 64-bit key of a message id: the first eight bytes of the MD5 of its UTF-8, big-endian, signed.
+
+    It makes joins and groups fast. Two ids may share a key, so what must be exact compares the ids as well.
+    """
+    digest = hashlib.md5(message_id.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def op_id_bytes(op_id: str) -> bytes:
+    """What is stored of an id: its 32 hexadecimal digits as bytes; of any other text, 16 bytes of its BLAKE2b."""
+    if len(op_id) == 32:
+        try:
+            stored = bytes.fromhex(op_id)
+        except ValueError:
+            stored = b""
+        if len(stored) == 16:
+            return stored
+    return hashlib.blake2b(op_id.encode(), digest_size=16).digest()
+
+
+def to_batch(operations: Sequence[Operation]) -> pa.RecordBatch:
+    """The operations as rows.
+
+    Raises ValueError, TypeError, OverflowError or one of Arrow's errors if a value does not fit its column.
+    """
+    columns: dict[str, Sequence[Any]] = dict(
+        zip(_FROM_OPERATION, zip(*operations, strict=True) if operations else [()] * len(_FROM_OPERATION), strict=True)
+    )
+    times = columns["ts"]
+    if times and not 0 <= min(times) <= max(times) < END_OF_TIME_US:
+        raise ValueError(f"ts must be from 0 to {END_OF_TIME_US - 1} µs since the epoch")
+    columns["op_id"] = [op_id_bytes(one) for one in columns["op_id"]]
+    columns["message_key"] = [None if one is None else message_key(one) for one in columns["message_id"]]
+    arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
+    for field, array in zip(SCHEMA, arrays, strict=True):
+        if not field.nullable and array.null_count:
+            raise ValueError(f"{field.name} must not be null")
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def to_batch_of_fitting(operations: Sequence[Operation]) -> tuple[pa.RecordBatch, list[Operation]]:
+    """The operations as rows, and apart those that do not fit: a bad value must not cost its neighbours their rows."""
+    fits, refused = [], []
+    for one in operations:
+        try:
+            to_batch([one])
+        except (ValueError, TypeError, AttributeError, OverflowError, pa.ArrowException):
+            refused.append(one)
+        else:
+            fits.append(one)
+    return to_batch(fits), refused
+
+
+def to_operations(table: pa.Table) -> Iterator[Operation]:
+    """The rows of a table as operations. Raises ValueError for a code of a later release."""
+    for row in table.cast(_with_plain_time(table.schema)).to_pylist():
+        del row["message_key"]
+        for column, codes in CODES.items():
+            row[column] = codes(row[column])
+        yield Operation(**{**row, "op_id": row["op_id"].hex()})
+
+
+def _with_plain_time(schema: pa.Schema) -> pa.Schema:
+    # As integers the times keep every microsecond and need no time zone database.
+    return schema.set(schema.get_field_index("ts"), pa.field("ts", pa.int64(), _REQUIRED))
+
+
+def new_file_writer(file: BytesIO, replaces: Iterable[str] | None = None) -> pq.ParquetWriter:
+    """Writes row groups of a ledger's file into `file`."""
+    schema = SCHEMA
+    if replaces is not None:
+        schema = SCHEMA.with_metadata({**SCHEMA.metadata, REPLACES_KEY: json.dumps(sorted(replaces)).encode()})
+    return pq.ParquetWriter(file, schema, compression="zstd", compression_level=1, use_dictionary=_DICTIONARY)
+
+
+def encode(table: pa.Table) -> bytes:
+    """A file with these rows."""
+    file = BytesIO()
+    with new_file_writer(file) as writer:
+        writer.write_table(table, row_group_size=max(1, table.num_rows))
+    return file.getvalue()
+
+
+def replaced_by(metadata: dict[bytes, bytes] | None) -> list[str]:
+    """The names of the files whose rows a compacted file holds, from its metadata. Raises ValueError."""
+    names = json.loads((metadata or {}).get(REPLACES_KEY, b"null"))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("the metadata does not name the files it replaces")
+    return names

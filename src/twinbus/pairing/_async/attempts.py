@@ -1,0 +1,208 @@
+"""One SDK sender, and what is done with it within a time. Its counterpart for threads is written by hand."""
+
+# unasync: by hand
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable
+from datetime import datetime
+from typing import Any, TypeVar
+
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.aio import ServiceBusSender
+
+from .. import sdk_seam
+from ..errors import AttemptTimeoutError
+
+logger = logging.getLogger("twinbus.pairing")
+
+#: The longest that good-byes are waited for.
+ENDING = 5.0
+
+sleep = asyncio.sleep
+
+T = TypeVar("T")
+
+
+class Turn:
+    """One at a time, each with a time to wait."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def taken(self, path: str, seconds: float) -> AsyncIterator[None]:
+        """Raises `AttemptTimeoutError` if it takes longer."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise AttemptTimeoutError(path, seconds) from None
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+class Deadlines:
+    """Cancels calls that take too long. One timer serves them all, and is seldom set: a call costs next to nothing."""
+
+    def __init__(self) -> None:
+        self._ends: dict[asyncio.Task[Any], float] = {}
+        self._overdue: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = math.inf
+
+    async def within(self, call: Awaitable[T], seconds: float) -> T:
+        """Await it. Raises `TimeoutError` if it took longer."""
+        task = asyncio.current_task()
+        assert task is not None
+        requests = task.cancelling()
+        self._ends[task] = ends = time.monotonic() + seconds
+        if ends < self._next:
+            self._set_timer(ends)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            # If somebody else wanted to cancel it as well, it is cancelled and not too late.
+            if task in self._overdue and task.uncancel() <= requests:
+                raise TimeoutError from None
+            raise
+        finally:
+            del self._ends[task]
+            self._overdue.discard(task)
+
+    def _set_timer(self, ends: float) -> None:
+        self.close()
+        self._next = ends
+        self._timer = asyncio.get_running_loop().call_later(ends - time.monotonic(), self._on_time)
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        late = [task for task, ends in self._ends.items() if ends <= now and task not in self._overdue]
+        self._overdue.update(late)
+        for task in late:
+            task.cancel()
+        self._next = math.inf
+        left = [ends for ends in self._ends.values() if ends > now]
+        if left:
+            self._set_timer(min(left))
+
+    def close(self) -> None:
+        """Stop looking at the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next = math.inf
+
+
+class Link:
+    """A link to one entity. It is opened once, and thrown away when something is wrong with it."""
+
+    def __init__(self, sender: ServiceBusSender, path: str) -> None:
+        sdk_seam.prepare(sender)
+        self.sender = sender
+        self.path = path
+        #: Found dead while nobody used it.
+        self.is_broken = False
+        self._is_idle = False
+        self._deadlines = Deadlines()
+        self._keep_alive: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    async def open(self, seconds: float) -> None:
+        """Open it. If that fails the link is no good any more.
+
+        Raises:
+            AttemptTimeoutError: it took longer.
+            azure.servicebus.exceptions.ServiceBusError: whatever the SDK says.
+        """
+        # A task of its own: after a cancellation the SDK may have more to wait for than we have time.
+        opening = asyncio.create_task(self.sender.__aenter__())
+        try:
+            await asyncio.wait({opening}, timeout=seconds)
+            if not opening.done():
+                raise AttemptTimeoutError(self.path, seconds)
+            opening.result()
+        except BaseException:
+            opening.cancel()
+            self.discard(opening)
+            raise
+        interval = sdk_seam.opened(self.sender)
+        if interval:
+            self._keep_alive = asyncio.create_task(self._stay(interval))
+
+    async def send(self, message: ServiceBusMessage | ServiceBusMessageBatch, seconds: float) -> None:
+        if isinstance(message, ServiceBusMessageBatch):
+            sdk_seam.suit(message, self.sender)
+        await self._within(self.sender.send_messages(message), seconds)
+
+    async def schedule(self, messages: list[ServiceBusMessage], at: datetime, seconds: float) -> list[int]:
+        return await self._within(self.sender.schedule_messages(messages, at), seconds)
+
+    async def cancel(self, numbers: list[int], seconds: float) -> None:
+        await self._within(self.sender.cancel_scheduled_messages(numbers), seconds)
+
+    async def _within(self, call: Awaitable[T], seconds: float) -> T:
+        self._is_idle = False
+        try:
+            return await self._deadlines.within(call, seconds)
+        except TimeoutError:
+            raise AttemptTimeoutError(self.path, seconds) from None
+
+    async def _stay(self, interval: float) -> None:
+        """Keep an idle link alive, and find out if it is not."""
+        while not self.is_broken:
+            self._is_idle = True
+            await asyncio.sleep(interval)
+            if not self._is_idle:
+                continue
+            try:
+                await sdk_seam.listen(self.sender)
+                self.is_broken = not sdk_seam.is_open(self.sender)
+            except Exception as error:
+                logger.debug("An idle link to %s broke: %r", self.path, error)
+                self.is_broken = True
+
+    # ---- the end ----
+
+    def discard(self, opening: asyncio.Task[Any] | None = None) -> None:
+        """Cut it off now, and clear up behind the caller's back."""
+        if self._ending is None:
+            sdk_seam.abort(self.sender)
+            self._ending = asyncio.create_task(self._end(opening))
+
+    async def close(self) -> None:
+        """Take leave of the peer, or wait until the link that was discarded is gone; no longer than a few seconds."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(None))
+        await asyncio.wait({self._ending}, timeout=ENDING)
+        if not self._ending.done():
+            sdk_seam.abort(self.sender)
+            self._ending.cancel()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing is left of it."""
+        return self._ending is not None and self._ending.done()
+
+    async def _end(self, opening: asyncio.Task[Any] | None) -> None:
+        if opening is not None:
+            await asyncio.wait({opening}, timeout=ENDING)
+            if opening.done() and not opening.cancelled():
+                opening.exception()  # the one who opened it was told, or did not want to know
+        self._deadlines.close()
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+        # What is broken may fail to say good-bye.
+        try:
+            await self.sender.close()
+        except Exception as error:
+            logger.debug("A link to %s did not close: %r", self.path, error)
+        left_open = sdk_seam.forgotten(self.sender)
+        if left_open is not None:
+            await left_open

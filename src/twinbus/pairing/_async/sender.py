@@ -1,0 +1,216 @@
+"""The sender: it looks like the SDK's, and goes on when the primary is down."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+import warnings
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+
+from .. import sdk_seam
+from ..batch import EnvelopeBatch
+from ..core import Pairing
+from ..deadlines import Budget
+from ..errors import ScheduledInBacklogError
+from ..failover import Route
+from ..parcel import Scheduled, parcel_of
+from ..receipt import Receipt
+from .delivery import Delivery
+
+MessageTypes = (
+    Mapping[str, Any]
+    | ServiceBusMessage
+    | AmqpAnnotatedMessage
+    | Iterable[Mapping[str, Any]]
+    | Iterable[ServiceBusMessage]
+    | Iterable[AmqpAnnotatedMessage]
+)
+
+# What is scheduled through the backlog has no number yet. These are negative, and never the same twice.
+_placeholders = itertools.count(-1, -1)
+
+
+class PairedSender:
+    """Sends to a queue or topic of the primary namespace, or through the backlog while that cannot be reached.
+
+    It has the methods of the SDK's `ServiceBusSender`, with the same parameters, and opens when it is first used. Sends
+    return a `Receipt`. The caller's `timeout` covers everything that a call does.
+
+    The clients are used for nothing but to make senders. They must not be shared with anything that relies on retries
+    of the SDK: a sender does without them, since trying again is decided here.
+    """
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        entity_path: str,
+        primary_client: ServiceBusClient,
+        backlog_client: ServiceBusClient,
+        *,
+        client_identifier: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.entity_name = entity_path
+        self.fully_qualified_namespace: str = primary_client.fully_qualified_namespace
+        self._client_identifier = client_identifier or f"SBSender-{uuid.uuid4()}"
+        self._pairing = pairing
+        self._entity = pairing.entity(entity_path)
+        self._attempt_timeout = pairing.options.attempt_timeout
+        self._unbounded = Budget(None, self._attempt_timeout)
+        self._is_closed = False
+        options["client_identifier"] = self._client_identifier
+        self._delivery = Delivery(pairing, entity_path, primary_client, backlog_client, **options)
+
+    # ---- sending ----
+
+    async def send_messages(
+        self,
+        message: MessageTypes | ServiceBusMessageBatch,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        **kwargs: Any,
+    ) -> Receipt:
+        """Send a message, a list of messages or a batch, and return when it is accepted by the primary or the backlog.
+
+        Raises:
+            BacklogUnavailableError: it was not accepted anywhere.
+            EnvelopeTooLargeError: it fits the entity but not the backlog, and that is needed.
+            PairedClientFaultedError: the pairing is out of order for good.
+            azure.servicebus.exceptions.ServiceBusError: what the SDK's sender raises, unless it means that the primary
+                cannot be reached.
+            TypeError, ValueError: an argument is not as it has to be.
+        """
+        if kwargs or timeout is not None or self._is_closed:
+            self._check(timeout, kwargs)
+        parcel = parcel_of(message, self.entity_name)
+        if parcel.is_empty:
+            return Receipt(Route.PRIMARY, self.entity_name, None, (), 0)
+        queue, _ = await self._delivery.bring(parcel, self._budget(timeout))
+        receipt = Receipt(
+            Route.PRIMARY if queue is None else Route.BACKLOG,
+            self.entity_name,
+            queue,
+            parcel.message_ids,
+            parcel.attempts,
+        )
+        parcel.accepted()
+        return receipt
+
+    async def schedule_messages(
+        self,
+        messages: MessageTypes,
+        schedule_time_utc: datetime,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        **kwargs: Any,
+    ) -> list[int]:
+        """Send messages that are to arrive at a later time, and return their sequence numbers.
+
+        Those that went through the backlog have negative ones: they name no message and cannot be cancelled.
+
+        Raises:
+            Exception: the same as `send_messages`.
+        """
+        self._check(timeout, kwargs)
+        parcel = Scheduled(messages, schedule_time_utc, self.entity_name)
+        if not parcel.messages:
+            return []
+
+        _, numbers = await self._delivery.bring(parcel, self._budget(timeout))
+        return numbers or [next(_placeholders) for _ in parcel.messages]
+
+    async def cancel_scheduled_messages(
+        self,
+        sequence_numbers: int | list[int],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        **kwargs: Any,
+    ) -> None:
+        """Cancel messages that were scheduled and have not arrived yet.
+
+        Raises:
+            ScheduledInBacklogError: there are negative numbers among them. Nothing was cancelled.
+            EntityFailedOverError: the primary must be left alone now.
+            azure.servicebus.exceptions.ServiceBusError: what the SDK's sender raises.
+        """
+        self._check(timeout, kwargs)
+        numbers = [sequence_numbers] if isinstance(sequence_numbers, int) else list(sequence_numbers)
+        if not numbers:
+            return
+        if placeholders := [number for number in numbers if number < 0]:
+            raise ScheduledInBacklogError(self.entity_name, placeholders)
+        await self._delivery.cancel(numbers, self._budget(timeout))
+
+    async def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
+        """A batch that can be diverted whole: it leaves room for the envelope. Messages are added until it is full.
+
+        Raises:
+            ValueError: `max_size_in_bytes` is more than the entity takes.
+            azure.servicebus.exceptions.ServiceBusError: the entity refuses a link.
+        """
+        self._check(None, {})
+        limit = await self._delivery.batch_limit(self._attempt_timeout)
+        if max_size_in_bytes and max_size_in_bytes > limit:
+            raise ValueError(f"max_size_in_bytes must be at most {limit} bytes, not {max_size_in_bytes}")
+        return EnvelopeBatch(
+            limit,
+            self.entity_name,
+            leaves_room=True,
+            max_size_in_bytes=max_size_in_bytes,
+            tracing_attributes=sdk_seam.tracing_attributes(self.fully_qualified_namespace, self.entity_name),
+        )
+
+    async def open_standby(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Open the link to a backlog queue in advance, so that the first send after a failover need not.
+
+        Raises:
+            azure.servicebus.exceptions.ServiceBusError: it cannot be opened.
+        """
+        self._check(timeout, {})
+        await self._delivery.open_standby(self._budget(timeout).for_backlog())
+
+    # ---- the rest of the SDK's sender ----
+
+    @property
+    def client_identifier(self) -> str:
+        """What the service calls this sender in its error messages."""
+        return self._client_identifier
+
+    def __str__(self) -> str:
+        return f"Sender client id: {self.client_identifier}, entity: {self.entity_name}"
+
+    async def __aenter__(self) -> Self:
+        self._check(None, {})
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    async def close(self) -> None:
+        """Close all its links. It cannot be used again."""
+        self._is_closed = True
+        await self._delivery.close()
+
+    def _budget(self, timeout: float | None) -> Budget:
+        return self._unbounded if timeout is None else Budget(timeout, self._attempt_timeout)
+
+    def _check(self, timeout: float | None, unknown: dict[str, Any]) -> None:
+        if unknown:
+            warnings.warn(f"Unsupported keyword args: {unknown}", stacklevel=3)
+        if self._is_closed:
+            raise ValueError("The sender was closed. Get a new one from the client.")
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout must be greater than 0, not {timeout!r}")

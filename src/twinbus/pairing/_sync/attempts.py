@@ -1,0 +1,188 @@
+"""One SDK sender, and what is done with it within a time. Written by hand: threads cannot be cancelled.
+
+On an open link the SDK keeps to the time it is given. Opening one it does not: it may wait for ever for a peer that
+says nothing, for the name service or for a token. So a link is opened by a thread of its own, on which the caller can
+give up. That thread has no message to send, and is cut off until it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, TypeVar
+
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from .. import sdk_seam
+from ..deadlines import watchdog
+from ..errors import AttemptTimeoutError
+
+logger = logging.getLogger("twinbus.pairing")
+
+#: The longest that good-byes are waited for.
+ENDING = 5.0
+
+sleep = time.sleep
+
+T = TypeVar("T")
+
+
+class Turn:
+    """One at a time, each with a time to wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def taken(self, path: str, seconds: float) -> Iterator[None]:
+        """Raises `AttemptTimeoutError` if it takes longer."""
+        if not self._lock.acquire(timeout=max(0.0, seconds)):
+            raise AttemptTimeoutError(path, seconds)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+class Link:
+    """A link to one entity. It is opened once, and thrown away when something is wrong with it."""
+
+    def __init__(self, sender: ServiceBusSender, path: str) -> None:
+        sdk_seam.prepare(sender)
+        self.sender = sender
+        self.path = path
+        #: Found dead while nobody used it.
+        self.is_broken = False
+        self._is_idle = False
+        self._lock = threading.Lock()
+        self._opening: threading.Thread | None = None
+        self._opened = threading.Event()
+        self._error: BaseException | None = None
+        self._is_discarded = False
+        self._keep_alive: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def open(self, seconds: float) -> None:
+        """Open it. If that fails the link is no good any more.
+
+        Raises:
+            AttemptTimeoutError: it took longer.
+            azure.servicebus.exceptions.ServiceBusError: whatever the SDK says.
+        """
+        self._opening = threading.Thread(target=self._open, name="twinbus-opening", daemon=True)
+        self._opening.start()
+        try:
+            if not self._opened.wait(seconds):
+                raise AttemptTimeoutError(self.path, seconds)
+            if self._error is not None:
+                raise self._error
+        except BaseException:
+            self.discard()
+            raise
+        interval = sdk_seam.opened(self.sender)
+        if interval:
+            self._keep_alive = threading.Thread(
+                target=self._stay, args=(interval,), name="twinbus-keep-alive", daemon=True
+            )
+            self._keep_alive.start()
+
+    def _open(self) -> None:
+        try:
+            self.sender.__enter__()
+        except BaseException as error:
+            self._error = error
+        with self._lock:
+            self._opened.set()
+            is_unwanted = self._is_discarded
+        if is_unwanted:
+            self._end()
+
+    def send(self, message: ServiceBusMessage | ServiceBusMessageBatch, seconds: float) -> None:
+        if isinstance(message, ServiceBusMessageBatch):
+            sdk_seam.suit(message, self.sender)
+        self._within(self.sender.send_messages, message, seconds=seconds)
+
+    def schedule(self, messages: list[ServiceBusMessage], at: datetime, seconds: float) -> list[int]:
+        return self._within(self.sender.schedule_messages, messages, at, seconds=seconds)
+
+    def cancel(self, numbers: list[int], seconds: float) -> None:
+        self._within(self.sender.cancel_scheduled_messages, numbers, seconds=seconds)
+
+    def _within(self, call: Callable[..., T], *arguments: Any, seconds: float) -> T:
+        self._is_idle = False
+        if seconds <= 0:
+            raise AttemptTimeoutError(self.path, 0.0)
+        ends = time.monotonic() + seconds
+        try:
+            return call(*arguments, timeout=seconds)
+        except OperationTimeoutError as error:
+            if time.monotonic() < ends:
+                raise  # the service has said so
+            raise AttemptTimeoutError(self.path, seconds) from error
+
+    def _stay(self, interval: float) -> None:
+        """Keep an idle link alive, and find out if it is not."""
+        while not self.is_broken:
+            self._is_idle = True
+            if self._stopped.wait(interval):
+                return
+            if not self._is_idle:
+                continue
+            try:
+                sdk_seam.listen(self.sender)
+                self.is_broken = not sdk_seam.is_open(self.sender)
+            except Exception as error:
+                logger.debug("An idle link to %s broke: %r", self.path, error)
+                self.is_broken = True
+
+    # ---- the end ----
+
+    def discard(self) -> None:
+        """Cut it off now. An opening that is still under way clears up behind itself."""
+        with self._lock:
+            if self._is_discarded:
+                return
+            self._is_discarded = True
+            is_opening = not self._opened.is_set()
+        if is_opening and self._opening is not None:
+            watchdog.watch(self._cut, self._is_over(self._opening))
+        else:
+            self._cut()
+            self._end()
+
+    def close(self) -> None:
+        """Take leave of the peer, or wait until the link that was discarded is gone; no longer than a few seconds."""
+        with self._lock:
+            is_new, self._is_discarded = not self._is_discarded, True
+        if is_new:
+            self._end()
+        for thread in (self._opening, self._keep_alive):
+            if thread is not None:
+                thread.join(ENDING)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing is left of it."""
+        threads = (self._opening, self._keep_alive)
+        return self._is_discarded and not any(thread is not None and thread.is_alive() for thread in threads)
+
+    def _cut(self) -> None:
+        sdk_seam.abort(self.sender)
+
+    @staticmethod
+    def _is_over(thread: threading.Thread) -> Callable[[], bool]:
+        return lambda: not thread.is_alive()
+
+    def _end(self) -> None:
+        self._stopped.set()
+        # What is broken may fail to say good-bye.
+        try:
+            self.sender.close()
+        except Exception as error:
+            logger.debug("A link to %s did not close: %r", self.path, error)
+        sdk_seam.forgotten(self.sender)

@@ -1,0 +1,256 @@
+# Generated from pairing/_async/delivery.py by `make generate`: change it there.
+"""How a parcel gets to the primary, or into the backlog."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.exceptions import MessageSizeExceededError
+
+from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Stage
+
+from ..core import Pairing
+from ..deadlines import Budget, Pauses
+from ..errors import BacklogUnavailableError, EntityFailedOverError, EnvelopeTooLargeError
+from ..events import Diverted, OversizeWarning
+from ..failover import Route
+from ..parcel import Parcel, Payload
+from ..policy import is_busy, retires_queue
+from ..recording import recorded
+from ..send_records import attempt_recorded
+from .attempts import Link, sleep
+from .lines import Line, ReroutedError
+
+
+class Delivery:
+    """The ways of one sender: the line to its entity, and those to the backlog queues it has used."""
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        path: str,
+        primary_client: ServiceBusClient,
+        backlog_client: ServiceBusClient,
+        **options: Any,
+    ) -> None:
+        self._pairing = pairing
+        self._entity = pairing.entity(path)
+        self._path = path
+        self._counts = pairing.options.policy.counts
+        self._is_recording = not isinstance(pairing.recorder, NullRecorder)
+        # A topic's sender is a queue's sender to the SDK, but for the name of an argument.
+        self._primary = Line(lambda: primary_client.get_queue_sender(path, **options), path)
+        self._backlog_client = backlog_client
+        self._options = options
+        self._backlog: dict[int, Line] = {}
+        self._choice = pairing.new_choice()
+
+    def bring(self, parcel: Parcel, budget: Budget) -> tuple[str | None, list[int] | None]:
+        """Bring it where it is accepted: returns the path of the backlog queue, or None and what the primary returned.
+
+        Raises:
+            PairedClientFaultedError: the pairing is out of order.
+            BacklogUnavailableError: neither the primary nor a backlog queue took it.
+            Exception: what the primary, or the backlog, has against the message or its sender.
+        """
+        pairing, entity = self._pairing, self._entity
+        session = None if pairing.diverted_sessions is None else parcel.session
+        pauses: Pauses | None = None
+        while True:
+            routing = pairing.route(entity)
+            if routing.route is Route.BACKLOG or (session is not None and self._queue_of(session) is not None):
+                return self._divert(parcel, session, budget), None
+            parcel.attempts += 1
+            try:
+                numbers = self._primary.deliver(
+                    self._to_primary, parcel, budget.for_primary(), self._counts, self._is_primary
+                )
+            except ReroutedError:
+                continue
+            except Exception as error:
+                if self._counts(error):
+                    parcel.primary_error = error
+                    pairing.sent_failed(entity, routing.epoch, error)
+                    if pairing.options.while_suspect == "raise" and self._is_primary():
+                        raise
+                    return self._divert(parcel, session, budget), None
+                pauses = pauses or Pauses()
+                pause = pauses.next(budget.for_primary()) if is_busy(error) else None
+                if pause is None:
+                    raise
+                sleep(pause)
+                continue
+            pairing.sent_ok(entity, routing.epoch)
+            return None, numbers
+
+    # ---- the primary ----
+
+    def _to_primary(self, link: Link, parcel: Parcel, seconds: float) -> list[int] | None:
+        if not parcel.is_small:
+            self._check_size(parcel)
+        if self._is_recording:
+            kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
+            with attempt_recorded(self._pairing, kind, parcel, None):
+                return self._use(link, parcel, seconds)
+        return self._use(link, parcel, seconds)
+
+    def _use(self, link: Link, parcel: Parcel, seconds: float) -> list[int] | None:
+        if parcel.at is None:
+            link.send(parcel.payload, seconds)
+            return None
+        return link.schedule(list(parcel.messages), parcel.at, seconds)
+
+    def _is_primary(self) -> bool:
+        return self._pairing.route(self._entity).route is Route.PRIMARY
+
+    def _check_size(self, parcel: Parcel) -> None:
+        """Warn of what the primary takes and the backlog would not, or refuse it."""
+        limit = self._limit(parcel.is_batch)
+        found = parcel.oversize(limit)
+        if found is None:
+            return
+        bare = found.size - found.overhead
+        if bare > self._primary.limit(parcel.is_batch):
+            if parcel.is_batch:  # as the SDK does with a list; of a single message the service will say so
+                raise MessageSizeExceededError(message=f"The messages have {bare} bytes, more than a batch may have.")
+            return
+        if self._pairing.options.refuse_oversize:
+            raise EnvelopeTooLargeError(self._path, found.size, limit, found.overhead)
+        if not self._entity.is_warned_of_size:
+            self._entity.is_warned_of_size = True
+            self._pairing.publish(
+                OversizeWarning(entity=self._path, size=found.size, limit=limit, overhead=found.overhead)
+            )
+
+    def _limit(self, is_batch: bool) -> int:
+        """The most bytes that can be diverted, as far as is known: nobody asks the standby before it is needed."""
+        for line in self._backlog.values():
+            if line.is_measured:
+                return line.limit(is_batch)
+        return self._primary.limit(is_batch)
+
+    def batch_limit(self, seconds: float) -> int:
+        """The most bytes of a batch. The primary is asked if it has not told yet and may be spoken to.
+
+        Raises:
+            Exception: what the primary has against this sender.
+        """
+        routing = self._pairing.route(self._entity)
+        if not self._primary.is_measured and routing.route is Route.PRIMARY:
+            try:
+                self._primary.opened(seconds)
+            except Exception as error:
+                if not self._counts(error):
+                    raise
+                # There will be a batch all the same, and the send after it need not find out anew.
+                self._pairing.sent_failed(self._entity, routing.epoch, error)
+        return min(self._primary.limit(True), self._limit(True))
+
+    def cancel(self, numbers: list[int], budget: Budget) -> None:
+        """Cancel scheduled messages at the primary. It is no send, and says nothing about failover.
+
+        Raises:
+            EntityFailedOverError: nothing but pings may reach the primary now.
+            Exception: what the primary has against it.
+        """
+        pauses = Pauses()
+        while self._is_primary():
+            try:
+                return self._primary.deliver(
+                    self._cancel, numbers, budget.for_backlog(), self._counts, self._is_primary
+                )
+            except ReroutedError:
+                break
+            except Exception as error:
+                pause = pauses.next(budget.left()) if is_busy(error) else None
+                if pause is None:
+                    raise
+                sleep(pause)
+        raise EntityFailedOverError(self._path, "cancel scheduled messages")
+
+    def _cancel(self, link: Link, numbers: list[int], seconds: float) -> None:
+        with recorded(self._pairing, OperationKind.CANCEL, Stage.DIRECT, NamespaceRole.PRIMARY, self._path):
+            link.cancel(numbers, seconds)
+
+    # ---- the backlog ----
+
+    def _divert(self, parcel: Parcel, session: str | None, budget: Budget) -> str:
+        """Store it in a backlog queue, whose path is returned."""
+        pairing = self._pairing
+        pinned = None if session is None else self._queue_of(session)
+        pauses = Pauses()
+        failed: dict[int, BaseException] = {}
+        while budget.left() > 0:
+            index = self._choose(session, pinned, failed)
+            if index is None:
+                break
+            parcel.attempts += 1
+            try:
+                self._store(parcel, session, index, budget.for_backlog())
+            except Exception as error:
+                if retires_queue(error):
+                    failed[index] = error
+                    pairing.queue_failed(index, error)
+                    continue
+                pause = pauses.next(budget.left()) if is_busy(error) else None
+                if pause is None:
+                    raise
+                sleep(pause)
+            else:
+                queue = self._backlog[index].path
+                pairing.publish(Diverted(entity=self._path, queue=queue, count=len(parcel.message_ids)))
+                return queue
+        errors = pairing.retired_queues() | {self._backlog[index].path: error for index, error in failed.items()}
+        raise BacklogUnavailableError(self._path, parcel.primary_error or self._entity.last_error, errors)
+
+    def _queue_of(self, session: str) -> int | None:
+        """The backlog queue in which the session has messages, where order within a session is kept."""
+        sessions = self._pairing.diverted_sessions
+        return None if sessions is None else sessions.is_diverted(self._path, session)
+
+    def _choose(self, session: str | None, pinned: int | None, failed: dict[int, BaseException]) -> int | None:
+        if pinned is not None:
+            # In another queue it could overtake those before it: rather nowhere than out of order.
+            return None if pinned in failed else pinned
+        return self._pairing.choose_queue(self._choice, failed, None if session is None else (self._path, session))
+
+    def _store(self, parcel: Parcel, session: str | None, index: int, seconds: float) -> None:
+        line = self._backlog_line(index)
+        payload: Payload | None = None
+
+        def use(link: Link, parcel: Parcel, seconds: float) -> None:
+            nonlocal payload
+            if payload is None:
+                payload = parcel.wrapped(line.limit(parcel.is_batch))
+            if not self._is_recording:
+                return link.send(payload, seconds)
+            with attempt_recorded(self._pairing, OperationKind.SEND, parcel, line.path):
+                link.send(payload, seconds)
+
+        sessions = self._pairing.diverted_sessions
+        followed = (
+            nullcontext() if sessions is None or session is None else sessions.diverting(self._path, [session], index)
+        )
+        with followed:
+            line.deliver(use, parcel, seconds, retires_queue, lambda: True)
+
+    def _backlog_line(self, index: int) -> Line:
+        line = self._backlog.get(index)
+        if line is None:
+            path = self._pairing.queue_path(index)
+            line = Line(lambda: self._backlog_client.get_queue_sender(path, **self._options), path)
+            self._backlog[index] = line
+        return line
+
+    def open_standby(self, seconds: float) -> None:
+        """Open the line to the backlog queue that this sender has picked."""
+        index = self._pairing.choose_queue(self._choice)
+        if index is not None:
+            self._backlog_line(index).opened(seconds)
+
+    def close(self) -> None:
+        """Close all lines."""
+        for line in (self._primary, *self._backlog.values()):
+            line.close()

@@ -1,0 +1,147 @@
+"""Looks through the backlog queues for sessions that still have messages there, where their order is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from azure.servicebus import ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
+
+from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
+
+from . import sdk_seam
+from .core import Entity, Pairing
+from .events import BacklogWarning
+from .failover import FailedOver
+from .naming import entity_key
+from .recording import recorded
+from .sessions import DivertedSessions, Session
+
+logger = logging.getLogger("twinbus.pairing")
+
+SCAN_MIN = 1.0
+SCAN_MAX = 30.0
+CLOSE_TIMEOUT = 5.0
+PAGE = 250
+#: At most so many pages a look; what lies behind them has to wait until the syphon has come closer.
+MAX_PAGES = 200
+# Queues that are looked through at the same time.
+_AT_ONCE = 4
+
+_PATH, _SESSION = b"x-ms-path", b"x-ms-sessionid"
+
+
+class SessionScanner:
+    """Finds out which sessions must go on through the backlog, and releases those that need not."""
+
+    def __init__(self, pairing: Pairing, sessions: DivertedSessions, client: ServiceBusClient) -> None:
+        self._pairing = pairing
+        self._sessions = sessions
+        self._client = client
+        # The queues that nobody has looked through since the start.
+        self._unknown = set(range(pairing.options.backlog_queue_count))
+
+    async def find_all(self) -> None:
+        """Look once through each queue: what an earlier process diverted is still under way.
+
+        A queue that cannot be asked is left for the next call: order is no reason not to start.
+        """
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def in_turn(index: int) -> None:
+            async with turns:
+                await self._find(index)
+
+        await asyncio.gather(*map(in_turn, sorted(self._unknown)))
+
+    async def _find(self, index: int) -> None:
+        seen: set[Session] = set()
+        try:
+            is_whole = await self._look(index, seen, lambda: False)
+        except Exception as error:
+            logger.info("Backlog queue %d was not looked through: %s", index, type(error).__name__)
+            return
+        self._unknown.discard(index)
+        for session in seen:
+            self._sessions.divert(*session, index)
+        if not is_whole:
+            message = f"more than {MAX_PAGES * PAGE} messages: sessions behind them may be sent out of order"
+            self._pairing.publish(BacklogWarning(queue=self._pairing.queue_path(index), message=message))
+
+    async def run(self) -> None:
+        """Release sessions as the backlog gets empty. Never ends; looks ever less often while nothing changes."""
+        delay = SCAN_MIN
+        while True:
+            await asyncio.sleep(delay)
+            if self._unknown:
+                await self.find_all()
+            queues = self._sessions.queues([one.path for one in self._pairing.entities() if self._is_back(one)])
+            released = await self._release_all(queues)
+            is_waiting = bool(queues or self._unknown) and not released
+            delay = min(2 * delay, SCAN_MAX) if is_waiting else SCAN_MIN
+
+    async def _release_all(self, queues: list[int]) -> int:
+        released = 0
+        try:
+            for index in queues:
+                released += await self._release(index)
+        except Exception as error:
+            logger.info("A backlog queue was not looked through: %s", type(error).__name__)
+        return released
+
+    def _is_back(self, entity: Entity) -> bool:
+        """While an entity is failed over its sessions go to the backlog anyway."""
+        return not isinstance(self._pairing.state_of(entity), FailedOver)
+
+    async def _release(self, index: int) -> int:
+        """Look through a queue for sessions that are no longer there; returns how many were released."""
+        scan = self._sessions.begin_scan(index)
+        seen: set[Session] = set()
+        if not await self._look(index, seen, lambda: not self._sessions.is_awaited(scan, seen)):
+            return 0
+        released = self._sessions.end_scan(scan, seen)
+        for session in released:
+            logger.info("A session of %s is out of the backlog", session.entity)
+        return len(released)
+
+    async def _look(self, index: int, seen: set[Session], is_enough: Callable[[], bool]) -> bool:
+        """Add the sessions of the messages in a queue to `seen`; true if the end was reached."""
+        path, seconds = self._pairing.queue_path(index), self._pairing.options.attempt_timeout
+        receiver = self._client.get_queue_receiver(path)
+        try:
+            number = 0
+            for _ in range(MAX_PAGES):
+                with recorded(self._pairing, OperationKind.PEEK, Stage.BACKLOG_RECEIVE, NamespaceRole.SECONDARY, path):
+                    async with asyncio.timeout(seconds):
+                        page = await receiver.peek_messages(PAGE, sequence_number=number, timeout=seconds)
+                if not page:
+                    return True
+                seen.update(session for message in page if (session := session_of(message)) is not None)
+                if is_enough():
+                    return False
+                number = (page[-1].sequence_number or 0) + 1
+            return False
+        finally:
+            await _close(receiver)
+
+
+async def _close(receiver: ServiceBusReceiver) -> None:
+    """Take leave of the peer, and if that takes too long, go without."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await receiver.close()
+    except Exception as error:
+        logger.debug("A receiver did not close: %s", type(error).__name__)
+    finally:
+        sdk_seam.abort(receiver)
+
+
+def session_of(message: ServiceBusReceivedMessage) -> Session | None:
+    """The session that a message of the backlog belongs to at its destination; None if it has none."""
+    properties = message.application_properties or {}
+    path, session = properties.get(_PATH), properties.get(_SESSION)
+    if not isinstance(path, bytes) or not isinstance(session, bytes):
+        return None
+    return Session(entity_key(path.decode("utf-8", "replace")), session.decode("utf-8", "replace"))

@@ -1,0 +1,140 @@
+"""The syphon's rows for the ledger: one for each operation that is billed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from twinbus.ledger.recorder import NamespaceRole, NullRecorder, Operation, OperationKind, Outcome, Recorder, Stage
+
+from .errors import AmqpError, DeliveryFailed, MessageTooLarge, RequestFailed
+
+if TYPE_CHECKING:
+    from .moves import Move
+
+
+class Book:
+    """What the pump of one backlog queue tells the recorder."""
+
+    def __init__(self, recorder: Recorder, pairing: str, client: str, queue: str) -> None:
+        self._record = recorder.record
+        self._pairing = pairing
+        self._client = client
+        self._queue = queue
+        #: Nobody reads: the rows need not be made.
+        self.is_blank = isinstance(recorder, NullRecorder)
+
+    def received(self, move: Move) -> None:
+        """A message came from the backlog, under a lock."""
+        if not self.is_blank:
+            self._of(move, OperationKind.RECEIVE, None, size=move.size)
+
+    def sent(self, move: Move, error: AmqpError | None, latency: float) -> None:
+        """The primary said what became of a message, or did not."""
+        if self.is_blank:
+            return
+        restored = move.restored
+        self._record(
+            Operation(
+                pairing=self._pairing,
+                client=self._client,
+                namespace=NamespaceRole.PRIMARY,
+                entity=restored.destination,
+                operation=OperationKind.SEND,
+                stage=Stage.PRIMARY_SEND,
+                outcome=outcome_of(error),
+                message_id=restored.message_id,
+                destination=restored.destination,
+                backlog_queue=self._queue,
+                sequence_number=restored.sequence_number,
+                delivery_count=restored.delivery_count,
+                attempt=move.attempts,
+                bytes=len(restored.payload),
+                error=name_of(error),
+                latency_us=int(latency * 1e6),
+            )
+        )
+
+    def settled(self, move: Move, kind: OperationKind, error: AmqpError | None) -> None:
+        """A message of the backlog was completed, deferred, dead-lettered or given back."""
+        if not self.is_blank:
+            self._of(move, kind, error)
+
+    def renewed(self, moves: Collection[Move], error: AmqpError | None) -> None:
+        """Locks were started anew: each is an operation."""
+        if not self.is_blank:
+            for move in moves:
+                self._of(move, OperationKind.RENEW, error)
+
+    def polled(self) -> None:
+        """A receive has waited as long as it may, and got nothing."""
+        self._about_queue(OperationKind.POLL, Stage.POLL, Outcome.EMPTY)
+
+    def peeked(self, count: int, size: int, error: AmqpError | None) -> None:
+        """The queue was looked through."""
+        outcome = outcome_of(error) if error is not None or count else Outcome.EMPTY
+        self._about_queue(OperationKind.PEEK, Stage.MANAGE, outcome, count, size, error)
+
+    def fetch_failed(self, count: int, error: AmqpError) -> None:
+        """Deferred messages were asked for, and did not come."""
+        self._about_queue(OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, outcome_of(error), count, 0, error)
+
+    def _of(self, move: Move, kind: OperationKind, error: AmqpError | None, size: int = 0) -> None:
+        restored = move.restored
+        self._record(
+            Operation(
+                pairing=self._pairing,
+                client=self._client,
+                namespace=NamespaceRole.SECONDARY,
+                entity=self._queue,
+                operation=kind,
+                stage=Stage.BACKLOG_RECEIVE,
+                outcome=outcome_of(error),
+                message_id=restored.message_id,
+                destination=restored.destination or None,
+                backlog_queue=self._queue,
+                sequence_number=restored.sequence_number,
+                delivery_count=restored.delivery_count,
+                bytes=size,
+                error=name_of(error),
+            )
+        )
+
+    def _about_queue(
+        self,
+        kind: OperationKind,
+        stage: Stage,
+        outcome: Outcome,
+        count: int = 0,
+        size: int = 0,
+        error: AmqpError | None = None,
+    ) -> None:
+        if self.is_blank:
+            return
+        self._record(
+            Operation(
+                pairing=self._pairing,
+                client=self._client,
+                namespace=NamespaceRole.SECONDARY,
+                entity=self._queue,
+                operation=kind,
+                stage=stage,
+                outcome=outcome,
+                backlog_queue=self._queue,
+                bytes=size,
+                count=count,
+                error=name_of(error),
+            )
+        )
+
+
+def outcome_of(error: AmqpError | None) -> Outcome:
+    """Done, not done, or nobody knows."""
+    if error is None:
+        return Outcome.DONE
+    return Outcome.FAILED if isinstance(error, (DeliveryFailed, RequestFailed, MessageTooLarge)) else Outcome.UNKNOWN
+
+
+def name_of(error: AmqpError | None) -> str | None:
+    """What the ledger calls an error: the peer's condition if there is one. Never its text."""
+    return None if error is None else error.condition or type(error).__name__

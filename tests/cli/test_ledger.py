@@ -1,0 +1,175 @@
+"""`twinbus ledger`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ledger.rows import DAY, NOON, a_send
+from typer.testing import CliRunner, Result
+
+from twinbus.cli.main import app
+from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
+from twinbus.ledger.schema import message_key
+from twinbus.ledger.writer import LedgerWriter
+
+WIDE = {"COLUMNS": "220", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["ledger", *arguments], env=WIDE)
+
+
+def rows_of(*arguments: str) -> list[dict[str, Any]]:
+    result = run("show", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert set(answer) == {"rows", "set_aside"}
+    found: list[dict[str, Any]] = answer["rows"]
+    return found
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> str:
+    with LedgerWriter(tmp_path) as writer:
+        writer.record(a_send("order-1", op_id="00ff" * 8))
+        writer.record(
+            a_send(
+                "order-2",
+                ts=NOON + 1,
+                namespace=NamespaceRole.SECONDARY,
+                entity="contoso/x-servicebus-transfer/0",
+                stage=Stage.BACKLOG_SEND,
+                backlog_queue="contoso/x-servicebus-transfer/0",
+            )
+        )
+        writer.record(
+            a_send(
+                None,
+                ts=NOON + 2,
+                entity="events",
+                destination=None,
+                operation=OperationKind.PING,
+                stage=Stage.PING,
+                outcome=Outcome.FAILED,
+                error="ServiceBusConnectionError",
+                latency_us=None,
+            )
+        )
+    return str(tmp_path)
+
+
+def test_the_newest_rows_are_a_table(ledger: str) -> None:
+    result = run("show", ledger)
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines == [
+        "time (UTC) operation stage entity outcome message id bytes count latency error",
+        "2026-11-16 12:00:00.000 send direct orders done order-1 1200 1 0.3 ms",
+        "2026-11-16 12:00:00.000 send backlog_send contoso/x-servicebus-transfer/0 → orders done order-2 1200 1 0.3 ms",
+        "2026-11-16 12:00:00.000 ping ping events failed 1200 1 ServiceBusConnectionError",
+    ]
+
+
+def test_json_has_every_column_with_names_for_codes(ledger: str) -> None:
+    assert rows_of(ledger)[0] == {
+        "op_id": "00ff" * 8,
+        "ts": "2026-11-16T12:00:00.000000+00:00",
+        "pairing": "contoso",
+        "client": "client-1",
+        "namespace": "primary",
+        "entity": "orders",
+        "operation": "send",
+        "stage": "direct",
+        "message_id": "order-1",
+        "message_key": message_key("order-1"),
+        "destination": "orders",
+        "backlog_queue": None,
+        "sequence_number": None,
+        "delivery_count": None,
+        "attempt": 1,
+        "bytes": 1200,
+        "count": 1,
+        "outcome": "done",
+        "error": None,
+        "latency_us": 300,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids"),
+    [
+        ((), ["order-1", "order-2", None]),
+        (("--entity", "orders"), ["order-1", "order-2"]),
+        (("--entity", "events"), [None]),
+        (("--message-id", "order-2"), ["order-2"]),
+        (("--operation", "PING"), [None]),
+        (("--stage", "direct", "--outcome", "done"), ["order-1"]),
+        (("--limit", "2"), ["order-2", None]),
+        (("--entity", "nothing"), []),
+    ],
+)
+def test_rows_can_be_chosen(arguments: tuple[str, ...], ids: list[str | None], ledger: str) -> None:
+    assert [row["message_id"] for row in rows_of(ledger, *arguments)] == ids
+
+
+def test_a_code_of_a_later_release_stays_a_number(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as writer:
+        writer.record(a_send(operation=99))
+    (row,) = rows_of(str(tmp_path))
+    assert row["operation"] == 99
+    assert " 99 " in run("show", str(tmp_path)).stdout
+
+
+def test_no_rows_is_said(tmp_path: Path) -> None:
+    assert run("show", str(tmp_path)).stdout == "no rows\n"
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_is_shown(ledger: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    result = run("show", ledger)
+    assert result.exit_code == 0
+    assert result.stderr == "twinbus ledger: notes.txt was left out: not a file of a ledger\n"
+    assert "order-1" in result.stdout
+    answer = json.loads(run("show", ledger, "--json").stdout)
+    assert answer["set_aside"] == [{"path": "notes.txt", "reason": "not a file of a ledger"}]
+
+
+def test_an_id_cannot_talk_to_the_terminal(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as writer:
+        writer.record(a_send("\x1b]0;gotcha\x07[red]"))
+    printed = run("show", str(tmp_path)).stdout
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert "[red]" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("show", "nowhere"), 1, "there is no ledger at this place"),
+        (("show", "sftp://host/ledger"), 2, "files do not appear whole"),
+        (("show", ".", "--operation", "sing"), 2, "'sing' is not one of send, receive"),
+        (("show", ".", "--limit", "0"), 2, "0 is not in the range"),
+        (("show",), 2, "Missing argument"),
+        (("compact", "nowhere"), 1, "there is no ledger at this place"),
+    ],
+)
+def test_mistakes_are_named(arguments: tuple[str, ...], code: int, words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_compact_says_what_it_did(tmp_path: Path) -> None:
+    for number in range(3):
+        with LedgerWriter(tmp_path) as writer:
+            writer.record(a_send(f"m-{number}", ts=NOON - 400 * DAY))
+    result = run("compact", str(tmp_path))
+    assert result.stdout == "3 rows of 3 files are now in 1; 0 old files removed\n"
+    answer = json.loads(run("compact", str(tmp_path), "--json").stdout)
+    assert answer == {"replaced_files": 0, "new_files": 0, "rows": 0, "removed_files": 0, "set_aside": []}
+    assert len(rows_of(str(tmp_path))) == 3

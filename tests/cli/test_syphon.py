@@ -1,0 +1,211 @@
+"""`twinbus syphon` as a process: what it prints, how it ends, and that it can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.syphon.bus import eventually
+from tests.syphon.pumping import Pair, bodies, numbered
+from tests.syphon.test_pump_order import assert_in_order, of_sessions
+from typer.testing import CliRunner
+
+from twinbus.broker import DEFAULT, Fault, Kind
+from twinbus.cli.main import app
+
+SECONDS = 90.0
+ONE_QUEUE = ("--queues", "1")
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    # The shortest locks that the service knows, so that a test need not wait for a minute.
+    async with Pair(DEFAULT, lock_seconds=5) as running:
+        await running.create("orders", "bills")
+        yield running
+
+
+async def start(pair: Pair, *arguments: str) -> asyncio.subprocess.Process:
+    environment = {
+        **os.environ,
+        "TWINBUS_PRIMARY": pair.primary.connection_string,
+        "TWINBUS_SECONDARY": pair.secondary.connection_string,
+        "NO_COLOR": "1",
+    }
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    command = [sys.executable, "-m", "twinbus", "syphon", *ONE_QUEUE, *arguments]
+    return await asyncio.create_subprocess_exec(*command, env=environment, **pipes)  # type: ignore[arg-type]
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
+    async with asyncio.timeout(SECONDS):
+        output, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode(), errors.decode()
+
+
+async def run(pair: Pair, *arguments: str) -> tuple[int, str, str]:
+    return await ended(await start(pair, *arguments))
+
+
+async def run_json(pair: Pair, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code, output, errors = await run(pair, "--until-empty", "--json", *arguments)
+    assert "Traceback" not in errors
+    found: dict[str, Any] = json.loads(output)
+    return code, found
+
+
+async def test_until_empty_moves_everything_prints_the_result_and_ends_with_0(pair: Pair) -> None:
+    await pair.put([*numbered("orders", range(50)), *numbered("bills", range(20))])
+    code, report = await run_json(pair)
+    assert code == 0
+    figures = {"expired": 0, "poison": 0, "parked": 0}
+    assert report["destinations"] == {"orders": {"moved": 50, **figures}, "bills": {"moved": 20, **figures}}
+    assert {name: report[name] for name in ("moved", "malformed", "held", "missing")} == {
+        "moved": 70,
+        "malformed": 0,
+        "held": 0,
+        "missing": [],
+    }
+    assert pair.is_backlog_empty
+
+
+async def test_something_parked_ends_with_1(pair: Pair) -> None:
+    await pair.put([*numbered("orders", range(5)), *numbered("nowhere", range(3))])
+    code, report = await run_json(pair)
+    assert code == 1
+    assert report["destinations"]["nowhere"]["parked"] == report["parked"] == 3
+    assert report["moved"] == 5
+
+
+async def test_only_the_given_destinations_are_moved_and_people_get_text(pair: Pair) -> None:
+    await pair.put([*numbered("orders", range(5)), *numbered("bills", range(3))])
+    code, output, _ = await run(pair, "--until-empty", "--destination", "ORDERS")
+    assert code == 1
+    assert "bills: 3 parked" in output
+    assert "orders: 5 moved" in output
+    assert "left in the backlog: 3 parked, 0 locked by others" in output
+
+
+async def test_queues_that_do_not_exist_end_with_1_and_are_named(pair: Pair) -> None:
+    code, _, errors = await run(pair, "--until-empty", "--primary-name", "somebody")
+    assert code == 1
+    assert "none of the 1 backlog queues exists: somebody/x-servicebus-transfer/0" in errors
+
+
+async def test_a_primary_that_cannot_be_reached_ends_with_1_and_one_line(pair: Pair) -> None:
+    pair.primary.faults.add(Fault(Kind.REFUSE))
+    code, output, errors = await run(pair, "--until-empty", "--primary-name", "contoso")
+    assert (code, output) == (1, "")
+    assert "cannot be connected" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_it_cleanly(pair: Pair, number: signal.Signals) -> None:
+    await pair.put(numbered("orders", range(20)))
+    process = await start(pair)
+    await pair.until("orders", 20)
+    await eventually(lambda: pair.is_backlog_empty)
+    process.send_signal(number)
+    code, output, errors = await ended(process)
+    assert code == 0, errors
+    assert "orders: 20 moved" in output
+    assert "Traceback" not in errors
+
+
+async def test_a_signal_in_the_middle_gives_back_what_was_not_moved_and_ends_with_1(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(500)))
+    process = await start(pair, "--until-empty", "--rate", "100")
+    await pair.until("orders", 5)
+    process.terminate()
+    code, _, errors = await ended(process)
+    assert code == 1
+    assert "stopped before the backlog was empty" in errors
+    assert pair.backlog.locked == 0
+    assert pair.backlog.counters.active + pair.queue("orders").activity.received == 500
+
+
+# ---- kill -9 ----
+
+
+async def killed_at(pair: Pair, received: int, *arguments: str) -> None:
+    """Run a syphon, and kill it when so many messages have arrived."""
+    process = await start(pair, "--until-empty", *arguments)
+    await pair.until("orders", received)
+    process.kill()
+    await ended(process)
+
+
+async def test_a_syphon_killed_in_the_middle_loses_nothing(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(4000)))
+    await killed_at(pair, 300)
+    await killed_at(pair, 1000)
+    code, report = await run_json(pair)
+    assert code == 0, report
+    arrived = await pair.arrived("orders")
+    assert set(arrived) == set(bodies(range(4000)))
+    assert pair.is_backlog_empty
+
+
+async def test_what_a_killed_syphon_had_set_aside_is_found_and_arrives_in_order(pair: Pair) -> None:
+    await pair.put(
+        [message for number in range(300) for path in ("later", "orders") for message in numbered(path, [number])]
+    )
+    await killed_at(pair, 100)
+    assert pair.backlog.counters.deferred > 0
+    await pair.create("later")
+    await pair.put(numbered("later", range(300, 400)))
+    code, report = await run_json(pair)
+    assert code == 0, report
+    assert set(await pair.arrived("orders")) == set(bodies(range(300)))
+    assert await pair.arrived("later") == bodies(range(400))
+
+
+async def test_sessions_stay_in_order_through_a_kill(pair: Pair) -> None:
+    await pair.put(of_sessions(1500))
+    await killed_at(pair, 200, "--order", "session")
+    await killed_at(pair, 700, "--order", "session")
+    code, report = await run_json(pair, "--order", "session")
+    assert code == 0, report
+    await assert_in_order(pair, 1500)
+
+
+# ---- bad usage ----
+
+NAMESPACE = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey=topsecret;UseDevelopmentEmulator=true"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--primary is missing: give a connection string, or set TWINBUS_PRIMARY"),
+        (["--primary", NAMESPACE], "--secondary is missing: give a connection string, or set TWINBUS_SECONDARY"),
+        (["--primary", "nonsense", "--secondary", NAMESPACE], "--primary: a connection string is name=value parts"),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--rate", "0"], "rate must be above 0"),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--order", "fifo"], "--order must be session, not 'fifo'"),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--ttl", "x"], "--ttl must be remaining or restart"),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--destination", ""], "destinations must name"),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--primary-name", "a/b"], "primary_name must be"),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--log-level", "loud"], "--log-level must be one of"),
+    ],
+)
+def test_bad_usage_ends_with_2_and_names_the_option(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["syphon", *arguments], env={"TWINBUS_PRIMARY": None, "TWINBUS_SECONDARY": None})
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "topsecret" not in result.output
+
+
+def test_the_number_of_queues_has_a_bound() -> None:
+    assert CliRunner().invoke(app, ["syphon", "--queues", "0"]).exit_code == 2
+
+
+def test_help_has_an_example() -> None:
+    assert "Example: twinbus syphon" in CliRunner().invoke(app, ["syphon", "--help"]).output

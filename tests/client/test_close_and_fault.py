@@ -1,0 +1,159 @@
+"""In an application that hosts the syphon the two clients of a pairing share their fate; else they do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from azure.servicebus import ServiceBusMessage
+from tests.pairing.twins import Twins, eventually
+
+from twinbus import Condition, Event, Faulted, PairedClientFaultedError, Route, SendAvailabilityOptions, SyphonOptions
+from twinbus.aio import PairedServiceBusClient
+from twinbus.broker import DEFAULT, Fault, Kind
+from twinbus.client import runtime
+from twinbus.client.partnership import GRACE, Partnership, partner_of
+from twinbus.ledger.recorder import NamespaceRole
+
+PRIMARY, SECONDARY = NamespaceRole.PRIMARY, NamespaceRole.SECONDARY
+SHORT = 0.3  # seconds of grace where the tests need not wait for the real ones
+
+
+@pytest_asyncio.fixture
+async def twins() -> AsyncIterator[Twins]:
+    async with Twins.running(DEFAULT) as running:
+        await running.queue("orders")
+        yield running
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "GRACE", SHORT)
+
+
+def client(twins: Twins, **changed: Any) -> PairedServiceBusClient:
+    given = {"backlog_queue_count": 1, "enable_syphon": True, "primary_name": "contoso", **changed}
+    options = SendAvailabilityOptions(**given, syphon=SyphonOptions(retry_min=0.1))
+    return PairedServiceBusClient(*twins.sides(), options)
+
+
+async def faulted(paired: PairedServiceBusClient) -> float:
+    """Wait for the fault, and return after how many seconds it came."""
+    started = asyncio.get_running_loop().time()
+    seen: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+    paired.on_event(lambda event: seen.set_result(event) if isinstance(event, Faulted) else None)
+    await asyncio.wait_for(seen, 20)
+    return asyncio.get_running_loop().time() - started
+
+
+async def test_the_partner_of_a_closed_client_is_faulted_after_five_seconds(twins: Twins) -> None:
+    async with client(twins) as paired:
+        sender = paired.get_queue_sender("orders")
+        await sender.send_messages(ServiceBusMessage("x"))
+        await paired.secondary.close()
+        assert 4.9 < await faulted(paired) < 6.5
+        status = paired.status()
+        assert status.condition is Condition.FAULTED
+        assert (status.primary_condition, status.secondary_condition) == (Condition.FAULTED, Condition.CLOSED)
+        assert status.fault is not None
+        assert "the secondary client was closed" in status.fault
+        for call in (lambda: paired.primary.get_queue_sender("orders"), lambda: paired.get_queue_sender("orders")):
+            with pytest.raises(PairedClientFaultedError, match="secondary client was closed"):
+                call()
+        with pytest.raises(PairedClientFaultedError, match="secondary client was closed"):
+            await sender.send_messages(ServiceBusMessage("y"))
+        # The syphon has stopped: nobody is connected to the secondary any more.
+        await eventually(lambda: not twins.secondary.connections)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+async def test_the_partner_of_a_faulted_client_is_faulted_with_its_cause(twins: Twins, side: str) -> None:
+    async with client(twins) as paired:
+        ended, partner = getattr(paired, side), getattr(paired, "primary" if side == "secondary" else "secondary")
+        cause = OSError("out of order")
+        ended.fault("somebody said so", cause)
+        with pytest.raises(PairedClientFaultedError, match="somebody said so") as raised:
+            ended.get_queue_sender("orders")
+        assert raised.value.cause is cause
+        partner.get_queue_sender("orders")
+        await eventually(
+            lambda: getattr(paired.status(), f"{partner.role.name.lower()}_condition") is Condition.FAULTED
+        )
+        with pytest.raises(PairedClientFaultedError, match=f"{side} client has faulted"):
+            partner.get_queue_sender("orders")
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_partner_that_is_closed_in_time_is_not_faulted(twins: Twins) -> None:
+    async with client(twins) as paired:
+        await paired.primary.close()
+        await paired.secondary.close()
+        await asyncio.sleep(2 * SHORT)
+        status = paired.status()
+        assert status.condition is Condition.OPEN
+        assert (status.primary_condition, status.secondary_condition) == (Condition.CLOSED, Condition.CLOSED)
+
+
+@pytest.mark.usefixtures("short")
+async def test_a_lost_connection_is_no_fault(twins: Twins) -> None:
+    async with client(twins) as paired:
+        sender = paired.get_queue_sender("orders")
+        await sender.send_messages(ServiceBusMessage("x"))
+        for namespace in (twins.primary, twins.secondary):
+            await eventually(lambda one=namespace: one.connections)
+            namespace.faults.add(Fault(Kind.RESET, seconds=SHORT))
+        await asyncio.sleep(3 * SHORT)
+        status = paired.status()
+        assert status.condition is Condition.OPEN
+        assert (status.primary_condition, status.secondary_condition) == (Condition.OPEN, Condition.OPEN)
+        assert (await sender.send_messages(ServiceBusMessage("y"))).route is Route.PRIMARY
+
+
+@pytest.mark.usefixtures("short")
+async def test_without_the_syphon_nothing_happens_to_the_partner(twins: Twins) -> None:
+    async with client(twins, enable_syphon=False) as paired:
+        sender = paired.get_queue_sender("orders")
+        await paired.primary.close()
+        await asyncio.sleep(2 * SHORT)
+        status = paired.status()
+        assert status.condition is Condition.OPEN
+        assert (status.primary_condition, status.secondary_condition) == (Condition.CLOSED, Condition.OPEN)
+        paired.secondary.get_queue_sender("contoso/x-servicebus-transfer/0")
+        # That the application has closed the client itself is neither an outage nor a fault.
+        with pytest.raises(ValueError, match="closed"):
+            await sender.send_messages(ServiceBusMessage("y"))
+
+
+@pytest.mark.usefixtures("short")
+async def test_closing_the_paired_client_faults_nobody(twins: Twins) -> None:
+    paired = client(twins)
+    async with paired:
+        pass
+    await asyncio.sleep(2 * SHORT)
+    assert paired.status().condition is Condition.CLOSED
+
+
+def test_the_time_of_grace_is_five_seconds() -> None:
+    assert GRACE == 5
+
+
+def test_what_has_ended_first_decides() -> None:
+    partnership = Partnership()
+    assert partnership.closed(PRIMARY)
+    assert not partnership.closed(PRIMARY)
+    assert not partnership.faulted(PRIMARY, PairedClientFaultedError("late"))
+    assert partnership.condition(PRIMARY) is Condition.CLOSED
+    fault = partnership.fault_partner(PRIMARY)
+    assert fault is not None
+    assert partnership.fault(SECONDARY) is fault
+    assert partnership.fault_partner(PRIMARY) is None
+    assert not partnership.closed(SECONDARY)
+    assert partnership.condition(SECONDARY) is Condition.FAULTED
+
+
+def test_each_has_one_partner() -> None:
+    assert (partner_of(PRIMARY), partner_of(SECONDARY)) == (SECONDARY, PRIMARY)

@@ -1,0 +1,214 @@
+"""Receivers of the paired client: those of the SDK, except that nobody sees a ping, also if the service delivers it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+from tests.pairing.twins import Twins, eventually, operations
+
+import twinbus
+from twinbus.aio import PairedServiceBusClient
+from twinbus.broker import AZURE, DEFAULT
+from twinbus.broker.queue import Queue
+from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Outcome, Stage
+from twinbus.pairing.ping import ping_message
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DELETE = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+NUMBERS = itertools.count(1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[DEFAULT, AZURE], ids=["default", "azure"])
+async def twins(request: pytest.FixtureRequest) -> AsyncIterator[Twins]:
+    """The primary delivers pings."""
+    async with Twins.running(request.param) as running:
+        running.primary.deliver_pings = True
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(twins: Twins) -> AsyncIterator[PairedServiceBusClient]:
+    options = twinbus.SendAvailabilityOptions(backlog_queue_count=1)
+    async with PairedServiceBusClient(*twins.sides(), options, recorder=MemoryRecorder()) as running:
+        yield running
+
+
+class Bench:
+    """A queue with a sender of the SDK."""
+
+    def __init__(self, queue: Queue, path: str, sender: ServiceBusSender) -> None:
+        self.queue = queue
+        self.path = path
+        self.sender = sender
+
+    async def put(self, *texts: str, session: str | None = None) -> None:
+        """Send messages; "ping" is one."""
+        for text in texts:
+            message = ping_message(session) if text == "ping" else ServiceBusMessage(text, session_id=session)
+            if text == "ping":
+                message.time_to_live = None  # it must not be gone before somebody looks
+            await self.sender.send_messages(message)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def bench(twins: Twins, client: PairedServiceBusClient) -> AsyncIterator[Callable[..., Any]]:
+    opened: list[ServiceBusSender] = []
+
+    async def make(**properties: Any) -> Bench:
+        path = f"orders-{next(NUMBERS)}"
+        queue = await twins.queue(path, **properties)
+        sender = client.primary.get_queue_sender(path)
+        opened.append(sender)
+        return Bench(queue, path, sender)
+
+    yield make
+    await asyncio.gather(*(sender.close() for sender in opened))
+
+
+Make = Callable[..., Any]
+
+
+async def test_a_ping_is_skipped_and_settled(client: PairedServiceBusClient, bench: Make) -> None:
+    place = await bench()
+    await place.put("one", "ping", "two")
+    async with client.get_queue_receiver(place.path) as receiver:
+        assert isinstance(receiver, ServiceBusReceiver)
+        got: list[str] = []
+        while len(got) < 2:
+            messages = await receiver.receive_messages(3, max_wait_time=5)
+            got += map(str, messages)
+            for message in messages:
+                await receiver.complete_message(message)
+    assert got == ["one", "two"]
+    assert place.queue.activity.completed == 3
+    assert place.queue.counters.active == 0
+
+
+async def test_a_receiver_goes_on_waiting_where_only_pings_came(client: PairedServiceBusClient, bench: Make) -> None:
+    place = await bench()
+    await place.put("ping")
+    async with client.get_queue_receiver(place.path) as receiver:
+        receiving = asyncio.create_task(receiver.receive_messages(1, max_wait_time=20))
+        await eventually(lambda: place.queue.activity.completed == 1)
+        assert not receiving.done()
+        await place.put("one")
+        [message] = await receiving
+        assert str(message) == "one"
+
+
+async def test_a_receiver_waits_no_longer_than_it_was_told(client: PairedServiceBusClient, bench: Make) -> None:
+    place = await bench()
+    await place.put("ping", "ping")
+    async with client.get_queue_receiver(place.path, max_wait_time=1) as receiver:
+        started = asyncio.get_running_loop().time()
+        assert await receiver.receive_messages(1) == []
+        assert 0.9 < asyncio.get_running_loop().time() - started < 4
+    assert place.queue.activity.completed == 2
+
+
+async def test_receive_and_delete_shows_no_ping_either(client: PairedServiceBusClient, bench: Make) -> None:
+    place = await bench()
+    await place.put("ping", "one")
+    async with client.get_queue_receiver(place.path, receive_mode="receiveanddelete") as receiver:
+        [message] = await receiver.receive_messages(1, max_wait_time=10)
+        assert str(message) == "one"
+
+
+@pytest.mark.parametrize("by_next", [False, True])
+async def test_iterating_shows_no_ping(client: PairedServiceBusClient, bench: Make, by_next: bool) -> None:
+    place = await bench()
+    await place.put("ping", "one", "ping", "ping", "two")
+    got: list[str] = []
+    async with client.get_queue_receiver(place.path, max_wait_time=3) as receiver:
+        if by_next:
+            for _ in range(2):
+                message = await anext(receiver)
+                got.append(str(message))
+                await receiver.complete_message(message)
+        else:
+            async for message in receiver:
+                got.append(str(message))
+                await receiver.complete_message(message)
+                if len(got) == 2:
+                    break
+    assert got == ["one", "two"]
+    assert place.queue.activity.completed == 5
+
+
+async def test_peeking_shows_no_ping_and_looks_behind_them(client: PairedServiceBusClient, bench: Make) -> None:
+    place = await bench()
+    await place.put("ping", "ping", "one", "ping")
+    async with client.get_queue_receiver(place.path) as receiver:
+        assert [str(message) for message in await receiver.peek_messages(2)] == ["one"]
+        assert await receiver.peek_messages(2, sequence_number=4) == []
+
+
+async def test_a_session_shows_no_ping(client: PairedServiceBusClient, bench: Make) -> None:
+    place = await bench(requires_session=True)
+    await place.put("ping", "one", session="a")
+    async with client.get_queue_receiver(place.path, session_id=NEXT_AVAILABLE_SESSION) as receiver:
+        [message] = await receiver.receive_messages(1, max_wait_time=10)
+        assert (str(message), receiver.session.session_id) == ("one", "a")
+        await receiver.complete_message(message)
+
+
+async def test_a_subscription_shows_no_ping(twins: Twins, client: PairedServiceBusClient) -> None:
+    path = f"events-{next(NUMBERS)}"
+    _, subscription = await twins.topic(path)
+    async with client.primary.get_topic_sender(path) as sender:
+        await sender.send_messages([ping_message(), ServiceBusMessage("one")])
+    async with client.get_subscription_receiver(path, "all") as receiver:
+        [message] = await receiver.receive_messages(1, max_wait_time=10)
+        assert str(message) == "one"
+        await receiver.complete_message(message)
+    assert subscription.counters.active == 0
+
+
+async def test_what_receivers_do_is_recorded(client: PairedServiceBusClient, bench: Make) -> None:
+    place = await bench()
+    await place.put("12345", "two", "three", "four")
+    async with client.get_queue_receiver(place.path) as receiver:
+        messages = []
+        while len(messages) < 4:
+            messages += await receiver.receive_messages(4 - len(messages), max_wait_time=10)
+        await receiver.complete_message(messages[0])
+        await receiver.abandon_message(messages[1])
+        await receiver.defer_message(messages[2])
+        await receiver.renew_message_lock(messages[3])
+        await receiver.dead_letter_message(messages[3], reason="test")
+        await receiver.receive_deferred_messages([messages[2].sequence_number or 0])
+    pairing = client._pairing
+    recorded = [one for one in operations(pairing, *OperationKind) if one.entity == place.path]
+    received = [one for one in recorded if one.operation is OperationKind.RECEIVE]
+    assert len(received) == 5
+    assert (received[0].bytes, received[0].message_id, received[0].stage) == (
+        5,
+        messages[0].message_id,
+        Stage.PRIMARY_RECEIVE,
+    )
+    assert [one.operation for one in recorded if one.operation is not OperationKind.RECEIVE] == [
+        OperationKind.COMPLETE,
+        OperationKind.ABANDON,
+        OperationKind.DEFER,
+        OperationKind.RENEW,
+        OperationKind.DEAD_LETTER,
+    ]
+    async with client.get_queue_receiver(place.path, max_wait_time=0.5, receive_mode=DELETE) as receiver:
+        await receiver.receive_messages(1)
+        assert await receiver.receive_messages(1) == []
+    last = [one for one in operations(pairing, OperationKind.RECEIVE) if one.entity == place.path][-1]
+    assert (last.outcome, last.count) == (Outcome.EMPTY, 0)
+
+
+async def test_sessions_are_listed_as_the_sdk_does(client: PairedServiceBusClient, bench: Make) -> None:
+    place = await bench(requires_session=True)
+    await place.put("one", session="a")
+    assert [session async for session in client.list_queue_sessions(place.path)] == ["a"]

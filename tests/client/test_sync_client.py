@@ -1,0 +1,286 @@
+"""The synchronous twin: the same behaviour, with its background on one private thread."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azure.core.credentials import AccessToken
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusAuthenticationError
+from tests.client.threads import Seen, ThreadedTwins, down, eventually
+
+from twinbus import (
+    BacklogNotReadyError,
+    Condition,
+    EntityState,
+    Namespace,
+    PairedClientFaultedError,
+    PairedServiceBusClient,
+    PingFailed,
+    Recovered,
+    Route,
+    SendAvailabilityOptions,
+    SyphonOptions,
+    pair_namespaces,
+)
+from twinbus.broker import AZURE, DEFAULT, Fault, Kind
+from twinbus.broker.faults import Operation as At
+from twinbus.pairing.ping import ping_message
+
+NUMBERS = itertools.count(1)
+HOUR = 1800.0
+OUR_THREAD = "twinbus-background"
+THEIR_THREADS = ("twinbus-namespace", "twinbus-store")
+
+
+@pytest.fixture(scope="module", params=[DEFAULT, AZURE], ids=["default", "azure"])
+def twins(request: pytest.FixtureRequest) -> Iterator[ThreadedTwins]:
+    with ThreadedTwins.running(request.param) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_faults(twins: ThreadedTwins) -> Iterator[None]:
+    yield
+    twins.clear()
+    twins.primary.namespace.deliver_pings = False
+
+
+def a_name() -> str:
+    return f"orders-{next(NUMBERS)}"
+
+
+def our_threads() -> list[str]:
+    """The threads of clients; the embedded namespaces of this process have some, too."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("twinbus-") and name not in THEIR_THREADS]
+
+
+def open_sockets() -> int:
+    links = (os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+    return sum(link.startswith("socket:") for link in links)
+
+
+def test_everything_is_set_up_when_the_context_is_entered(twins: ThreadedTwins) -> None:
+    with twins.client() as paired:
+        assert [one.path for one in paired.list_backlog()] == [f"contoso/x-servicebus-transfer/{i}" for i in range(2)]
+        assert paired.status().backlog_is_ready
+        assert our_threads() == [OUR_THREAD]
+
+
+def test_no_thread_is_started_before_it_is_needed(twins: ThreadedTwins) -> None:
+    paired = twins.client()
+    assert paired.status().condition is Condition.OPEN
+    assert our_threads() == []
+    paired.get_queue_sender(a_name())
+    assert our_threads() == [OUR_THREAD]
+    eventually(lambda: paired.status().backlog_is_ready)
+    paired.close()
+    assert our_threads() == []
+
+
+def test_pair_namespaces_returns_when_everything_is_set_up(twins: ThreadedTwins) -> None:
+    texts = twins.primary.connection_string, twins.secondary.connection_string
+    with pair_namespaces(*texts, SendAvailabilityOptions(backlog_queue_count=2)) as paired:
+        assert (paired.status().name, paired.status().backlog_is_ready) == ("contoso", True)
+
+
+def test_after_failover_nothing_but_pings_reaches_the_primary_from_any_sender(twins: ThreadedTwins) -> None:
+    path = a_name()
+    queue = twins.queue(path)
+    with twins.client(ping_primary_interval=HOUR) as paired:
+        seen = Seen(paired)
+        witness, stranger = paired.get_queue_sender(path), paired.get_queue_sender(path)
+        assert stranger.send_messages(ServiceBusMessage("0")).route is Route.PRIMARY
+        twins.strike(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
+        assert witness.send_messages(ServiceBusMessage("1")).route is Route.BACKLOG
+        seen.next(PingFailed)
+        assert stranger.send_messages(ServiceBusMessage("2")).route is Route.BACKLOG
+        assert (queue.activity.received, queue.activity.pings) == (1, 0)
+
+
+def test_a_ping_brings_all_senders_back(twins: ThreadedTwins) -> None:
+    path = a_name()
+    queue = twins.queue(path)
+    with twins.client() as paired:
+        seen = Seen(paired)
+        sender = paired.get_queue_sender(path)
+        twins.strike(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=1))
+        assert sender.send_messages(ServiceBusMessage("1")).route is Route.BACKLOG
+        seen.next(Recovered)
+        assert sender.send_messages(ServiceBusMessage("2")).route is Route.PRIMARY
+        assert (queue.activity.received, queue.activity.pings) == (1, 1)
+
+
+def test_one_failure_and_then_silence_still_fails_over_and_pings(twins: ThreadedTwins) -> None:
+    path = a_name()
+    queue = twins.queue(path)
+    with twins.client(failover_interval=1.5) as paired:
+        seen = Seen(paired)
+        twins.strike(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=1))
+        paired.get_queue_sender(path).send_messages(ServiceBusMessage("1"))
+        assert paired.status().entities[0].state is EntityState.SUSPECT
+        seen.next(Recovered)
+        assert queue.activity.pings == 1
+
+
+def test_the_syphon_brings_the_backlog_home(twins: ThreadedTwins) -> None:
+    path = a_name()
+    queue = twins.queue(path)
+    with twins.client(enable_syphon=True, syphon=SyphonOptions(retry_min=0.1)) as paired:
+        paired.fail_over(path)
+        assert paired.get_queue_sender(path).send_messages(ServiceBusMessage("1")).route is Route.BACKLOG
+        eventually(lambda: queue.activity.received == 1)
+        syphon = paired.status().syphon
+        assert syphon is not None
+        assert sum(one.destinations[path].moved for one in syphon.queues if path in one.destinations) == 1
+
+
+def test_a_process_can_start_and_send_while_the_primary_is_down(twins: ThreadedTwins) -> None:
+    path = a_name()
+    down(twins.primary)
+    with twins.client(strict=True) as paired, paired.get_queue_sender(path) as sender:
+        assert sender.send_messages(ServiceBusMessage("x")).route is Route.BACKLOG
+
+
+def test_a_process_can_start_and_send_while_the_secondary_is_down(twins: ThreadedTwins) -> None:
+    path = a_name()
+    twins.queue(path)
+    down(twins.secondary)
+    with twins.client() as paired, paired.get_queue_sender(path) as sender:
+        assert sender.send_messages(ServiceBusMessage("x")).route is Route.PRIMARY
+        assert not paired.status().backlog_is_ready
+
+
+def test_a_strict_start_fails_while_the_secondary_is_down_and_leaves_nothing_behind(twins: ThreadedTwins) -> None:
+    down(twins.secondary)
+    with pytest.raises(BacklogNotReadyError), twins.client(strict=True):
+        pass
+    assert our_threads() == []
+
+
+def test_a_ping_is_skipped_and_settled(twins: ThreadedTwins) -> None:
+    path = a_name()
+    queue = twins.queue(path)
+    twins.primary.namespace.deliver_pings = True
+    with twins.client() as paired, paired.primary.get_queue_sender(path) as sender:
+        for message in (ping_message(), ServiceBusMessage("one"), ping_message(), ServiceBusMessage("two")):
+            message.time_to_live = None
+            sender.send_messages(message)
+        with paired.get_queue_receiver(path, max_wait_time=5) as receiver:
+            [first] = receiver.receive_messages(1)
+            second = next(iter(receiver))
+            assert [str(first), str(second)] == ["one", "two"]
+            assert receiver.peek_messages(5, sequence_number=1)[0].message_id == first.message_id
+            receiver.complete_message(first)
+            receiver.complete_message(second)
+    assert queue.activity.completed == 4
+
+
+def test_a_callback_may_ask_for_the_status_in_any_thread(twins: ThreadedTwins) -> None:
+    path = a_name()
+    twins.queue(path)
+    seen: list[Condition] = []
+    with twins.client() as paired:
+        paired.on_event(lambda event: seen.append(paired.status().condition))
+        twins.strike(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=1))
+        paired.get_queue_sender(path).send_messages(ServiceBusMessage("1"))
+        eventually(lambda: len(seen) >= 4)
+        assert set(seen) == {Condition.OPEN}
+
+
+class _AsyncCredential:
+    """For a synchronous client this is awaited on its private loop."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self.threads: set[str] = set()
+
+    async def get_token(self, *scopes: str, **_: object) -> AccessToken:
+        self.threads.add(threading.current_thread().name)
+        return AccessToken(self._token, 2_000_000_000)
+
+
+def test_an_asynchronous_credential_serves_the_synchronous_client(twins: ThreadedTwins) -> None:
+    credential = _AsyncCredential("not a token")
+    primary = twins.primary.namespace
+    namespace = Namespace(f"{primary.host}:{primary.port}", credential, use_tls=False)
+    options = SendAvailabilityOptions(backlog_queue_count=1, primary_name="contoso", create_backlog=False)
+    with PairedServiceBusClient(namespace, twins.secondary.connection_string, options) as paired:
+        with pytest.raises(ServiceBusAuthenticationError):
+            paired.get_queue_sender(a_name()).send_messages(ServiceBusMessage("x"))
+        assert credential.threads == {OUR_THREAD}
+
+
+def test_closing_leaves_no_thread_and_no_socket_behind(twins: ThreadedTwins) -> None:
+    path, dead = a_name(), a_name()
+    twins.queue(path)
+    twins.queue(dead)
+    eventually(lambda: twins.connections == 0)
+    before = open_sockets()
+    paired = twins.client(enable_syphon=True, order="session", syphon=SyphonOptions(retry_min=0.1))
+    with paired:
+        paired.get_queue_sender(path).send_messages(ServiceBusMessage("x"))
+        receiver = paired.get_queue_receiver(path)
+        receiver.receive_messages(1, max_wait_time=5)
+        twins.strike(Fault(Kind.BLACKHOLE, entity=dead, on=frozenset({At.SEND, At.ATTACH})))
+        assert paired.get_queue_sender(dead).send_messages(ServiceBusMessage("x"), timeout=2).route is Route.BACKLOG
+    twins.clear()
+    eventually(lambda: our_threads() == [])
+    eventually(lambda: twins.connections == 0)
+    eventually(lambda: open_sockets() <= before)
+
+
+def test_a_closed_client_says_so(twins: ThreadedTwins) -> None:
+    path = a_name()
+    with twins.client() as paired:
+        sender = paired.get_queue_sender(path)
+    with pytest.raises(ValueError, match="closed"):
+        paired.get_queue_sender(path)
+    with pytest.raises(ValueError, match="closed"):
+        sender.send_messages(ServiceBusMessage("x"))
+    paired.close()
+    assert paired.status().condition is Condition.CLOSED
+
+
+def test_a_faulted_client_raises_at_every_call(twins: ThreadedTwins) -> None:
+    path = a_name()
+    with twins.client() as paired:
+        sender, receiver = paired.get_queue_sender(path), paired.get_queue_receiver(path)
+        cause = ZeroDivisionError()
+        paired.secondary.fault("somebody said so", cause)
+        for call in (
+            lambda: sender.send_messages(ServiceBusMessage("x")),
+            receiver.receive_messages,
+            receiver.peek_messages,
+            lambda: paired.get_queue_sender(path),
+            lambda: paired.secondary.get_queue_sender(path),
+        ):
+            with pytest.raises(PairedClientFaultedError, match="somebody said so"):
+                call()
+        assert paired.status().condition is Condition.FAULTED
+
+
+def test_a_program_that_forgets_to_close_its_client_can_end(twins: ThreadedTwins) -> None:
+    program = """
+        import sys
+        from azure.servicebus import ServiceBusMessage
+        from twinbus import PairedServiceBusClient, SendAvailabilityOptions
+        options = SendAvailabilityOptions(backlog_queue_count=1, primary_name="contoso", enable_syphon=True)
+        client = PairedServiceBusClient(*sys.argv[1:], options)
+        client.start()
+        client.fail_over("orders")
+        print(client.get_queue_sender("orders").send_messages(ServiceBusMessage("x")).route.value)
+    """
+    texts = twins.primary.connection_string, twins.secondary.connection_string
+    command = [sys.executable, "-c", textwrap.dedent(program), *texts]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert finished.stdout == "backlog\n"

@@ -1,0 +1,52 @@
+"""Without pyarrow and fsspec everything but the ledger's files works, and what does not says what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT = "import sys; sys.modules['pyarrow'] = None; sys.modules['fsspec'] = None\n"
+SECONDS = 60.0
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT + program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["twinbus.ledger", "twinbus.ledger.errors", "twinbus.broker", "twinbus.pairing.core", "twinbus.cli.main"],
+)
+def test_nothing_else_needs_the_extra(module: str) -> None:
+    finished = run(f"import {module}")
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("module", ["writer", "reading", "compact", "proof", "schema"])
+def test_what_needs_the_extra_names_it(module: str) -> None:
+    finished = run(f"import twinbus.ledger.{module}")
+    assert finished.returncode == 1
+    assert "a ledger of files needs pyarrow and fsspec: pip install 'twinbus[ledger]'" in finished.stderr
+
+
+def test_a_url_without_fsspec_names_the_extra() -> None:
+    program = (
+        "del sys.modules['pyarrow']\n"
+        "from twinbus.ledger.errors import ExtraMissing; from twinbus.ledger.writer import LedgerWriter\n"
+        "try: LedgerWriter('memory://ledger')\n"
+        "except ExtraMissing as error: print(error)\n"
+    )
+    finished = run(program)
+    assert "pip install 'twinbus[ledger]'" in finished.stdout, finished.stderr
+
+
+def test_the_command_names_the_extra() -> None:
+    program = "from twinbus.cli.main import app; app(['ledger', 'show', 'nowhere'])"
+    finished = run(program)
+    assert finished.returncode == 1
+    assert finished.stderr == (
+        "twinbus ledger: a ledger of files needs pyarrow and fsspec: pip install 'twinbus[ledger]'\n"
+    )

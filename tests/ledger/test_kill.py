@@ -1,0 +1,96 @@
+"""A writer that is killed: what was declared durable is there, and nobody sees a part of a file."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.ledger.rows import DAY, HOUR, a_send, message_ids
+
+from twinbus.ledger.compact import compact
+from twinbus.ledger.layout import parse_temp
+from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.writer import LedgerWriter
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 6
+SECONDS = 60.0
+
+
+class Recording:
+    """A process that records until it is killed."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        command = [sys.executable, "-m", "tests.ledger.recording_process", str(folder), name]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        self.name = name
+        self.durable = 0
+        self.has_begun = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            # Half a line may be the last thing it says.
+            if line.endswith("\n"):
+                self.durable = int(line)
+                self.has_begun.set()
+        self.has_begun.set()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(SECONDS)
+        self._reader.join(SECONDS)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def is_whole(file: Path) -> bool:
+    return pq.read_table(file, partitioning=None).num_rows > 0
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_what_was_declared_durable_survives_a_kill_and_no_torn_file_is_seen(seed: int, tmp_path: Path) -> None:
+    seeded = random.Random(seed)
+    processes = [Recording(tmp_path, f"writer-{seed}-{number}") for number in range(2)]
+    for process in processes:
+        assert process.has_begun.wait(SECONDS)
+    for process in processes:
+        time.sleep(seeded.uniform(0, 0.3))  # the moment of the kill
+        process.kill()
+    found = message_ids(tmp_path)
+    for process in processes:
+        assert process.durable > 0
+        lost = [number for number in range(process.durable) if f"{process.name}-{number}" not in found]
+        assert lost == []
+    assert max(found.values()) == 1
+    visible = [file for file in tmp_path.glob("*/*") if not file.name.startswith(".")]
+    assert all(is_whole(file) for file in visible)
+
+
+def test_leftovers_of_a_killed_writer_are_ignored_and_removed_in_the_end(tmp_path: Path) -> None:
+    # Whether a kill leaves a temporary file behind is luck, so the test goes on until it did.
+    for attempt in range(200):
+        process = Recording(tmp_path, f"writer-{attempt}")
+        assert process.has_begun.wait(SECONDS)
+        process.kill()
+        left = [file for file in tmp_path.glob("*/.*") if parse_temp(file.name)]
+        if left:
+            break
+    else:
+        pytest.skip("no kill hit a write")
+    assert read_ledger(tmp_path).set_aside == []
+    later = parse_temp(left[0].name)
+    assert later is not None
+    with LedgerWriter(tmp_path, now_us=lambda: later.written_us + 2 * HOUR) as writer:
+        writer.record(a_send("later"))
+    assert not left[0].exists()
+    compact(tmp_path, now_us=lambda: later.written_us + 2 * DAY)
+    assert message_ids(tmp_path)["later"] == 1

@@ -1,0 +1,180 @@
+"""Where files lie, what they are called, and which of them count."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from tests.ledger.rows import DAY, NOON
+
+from twinbus.ledger.layout import (
+    END_OF_TIME_US,
+    FileName,
+    Selection,
+    day_of,
+    end_of_day_us,
+    folder_of,
+    is_hidden,
+    parse_temp,
+    select,
+    temp_name,
+)
+
+
+def test_a_name_has_time_writer_process_and_number() -> None:
+    name = FileName(NOON + 123456, "5f0c9a1b2d3e4f60", 4711, 12)
+    assert str(name) == "20261116T120000.123456Z-5f0c9a1b2d3e4f60-4711-12.parquet"
+    compacted = FileName(NOON, "5f0c9a1b2d3e4f60", 4711, 12, is_compacted=True)
+    assert str(compacted) == "20261116T120000.000000Z-5f0c9a1b2d3e4f60-4711-12.compacted.parquet"
+
+
+@given(
+    st.integers(0, END_OF_TIME_US - 1),
+    st.binary(min_size=8, max_size=8).map(bytes.hex),
+    st.integers(0, 2**32),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+def test_a_name_can_be_read_back(at: int, writer: str, pid: int, number: int, is_compacted: bool) -> None:
+    name = FileName(at, writer, pid, number, is_compacted)
+    assert FileName.parse(str(name)) == name
+    assert parse_temp(temp_name(str(name))) == name
+    assert FileName.parse(temp_name(str(name))) is None
+    assert is_hidden(temp_name(str(name)))
+    assert not is_hidden(str(name))
+
+
+@given(st.integers(0, END_OF_TIME_US - 1), st.integers(0, END_OF_TIME_US - 1))
+def test_names_sort_by_time(first: int, second: int) -> None:
+    writer = "0" * 16
+    assert (str(FileName(first, writer, 1, 1)) < str(FileName(second, writer, 1, 1))) == (first < second)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "part-00000-of-00001.snappy.parquet",
+        "20261116T120000.123456Z-5f0c9a1b2d3e4f60-4711-12.csv",
+        "20261399T120000.123456Z-5f0c9a1b2d3e4f60-4711-12.parquet",
+        "20261116T120000.123456Z-5F0C9A1B2D3E4F60-4711-12.parquet",
+        "20261116T120000.123456Z-5f0c9a1b2d3e4f60-4711-12.parquet.crc",
+        "\N{FULLWIDTH DIGIT TWO}0261116T120000.123456Z-5f0c9a1b2d3e4f60-4711-12.parquet",
+    ],
+)
+def test_other_names_are_not_the_ledgers(name: str) -> None:
+    assert FileName.parse(name) is None
+
+
+@pytest.mark.parametrize(
+    ("ts", "folder"),
+    [
+        (0, "day=1970-01-01"),
+        (NOON, "day=2026-11-16"),
+        (NOON + DAY // 2 - 1, "day=2026-11-16"),
+        (NOON + DAY // 2, "day=2026-11-17"),
+        (END_OF_TIME_US - 1, "day=9999-12-31"),
+    ],
+)
+def test_a_row_lies_in_the_folder_of_its_day_in_utc(ts: int, folder: str) -> None:
+    assert folder_of(ts) == folder
+    day = day_of(folder)
+    assert day is not None
+    assert end_of_day_us(day) - DAY <= ts < end_of_day_us(day)
+
+
+@pytest.mark.parametrize("folder", ["", "day=", "day=2026-13-01", "day=2026-1-1", "hour=3", "_spark_metadata"])
+def test_other_folders_are_not_the_ledgers(folder: str) -> None:
+    assert day_of(folder) is None
+
+
+def test_without_compacted_files_all_count() -> None:
+    assert select(["b", "a"], {}) == Selection(live=["a", "b"])
+
+
+def test_a_compacted_file_replaces_those_it_names_at_once() -> None:
+    assert select(["a", "b", "c", "x"], {"x": ["a", "b", "gone"]}) == Selection(
+        live=["c", "x"], replaced={"a": "x", "b": "x"}
+    )
+
+
+def test_of_two_that_claim_the_same_file_the_earlier_by_name_counts() -> None:
+    found = select(["a", "b", "c", "x", "y"], {"x": ["a", "b"], "y": ["b", "c"]})
+    assert found == Selection(live=["c", "x"], replaced={"a": "x", "b": "x"}, void=["y"])
+
+
+def test_a_compacted_file_can_be_compacted_again() -> None:
+    found = select(["a", "b", "c", "x", "y"], {"x": ["a", "b"], "y": ["a", "b", "c", "x"]})
+    assert found == Selection(live=["y"], replaced={"a": "y", "b": "y", "c": "y", "x": "y"})
+
+
+KEEP = 100
+
+
+class Compactors(RuleBasedStateMachine):
+    """Compactions at the same time, on clocks that differ, each at its own pace: every row counts exactly once."""
+
+    surveys = Bundle("surveys")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.number = 0
+        self.files: dict[str, set[int]] = {}
+        self.claims: dict[str, set[str]] = {}
+        self.rows = 0
+
+    def _name(self, at: int) -> str:
+        self.number += 1
+        return f"{at:09}-{self.number:06}"
+
+    def _selected(self) -> Selection:
+        return select(self.files, {name: claims for name, claims in self.claims.items() if name in self.files})
+
+    @rule(count=st.integers(1, 3))
+    def write(self, count: int) -> None:
+        for _ in range(count):
+            self.files[self._name(self.now)] = {self.rows}
+            self.rows += 1
+
+    @rule(seconds=st.integers(1, KEEP))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule(target=surveys, skew=st.integers(-KEEP // 10, KEEP // 10))
+    def look(self, skew: int) -> tuple[int, int, Selection]:
+        return self.now, max(0, self.now + skew), self._selected()
+
+    @rule(target=surveys, survey=surveys, data=st.data())
+    def sweep(self, survey: tuple[int, int, Selection], data: st.DataObject) -> object:
+        """It may be killed on the way. What is done with a survey is done soon: one that takes too long gives up."""
+        really, at, selected = survey
+        if self.now - really > KEEP // 2:
+            return multiple()
+        for name in selected.void:
+            self.files.pop(name, None)
+        old = [name for name, by in selected.replaced.items() if int(by[:9]) < at - KEEP]
+        for name in data.draw(st.sets(st.sampled_from(old))) if old else ():
+            self.files.pop(name, None)
+        return survey
+
+    @rule(survey=surveys, data=st.data())
+    def publish(self, survey: tuple[int, int, Selection], data: st.DataObject) -> None:
+        really, at, selected = survey
+        inputs = data.draw(st.sets(st.sampled_from(selected.live), min_size=2)) if len(selected.live) > 1 else set()
+        if not inputs or self.now - really > KEEP // 2 or not inputs <= set(self.files):
+            return
+        name = self._name(at)
+        covered = {one for one, by in selected.replaced.items() if by in inputs}
+        self.files[name] = set.union(*(self.files[one] for one in inputs))
+        self.claims[name] = inputs | covered
+
+    @invariant()
+    def every_row_counts_exactly_once(self) -> None:
+        seen = [row for name in self._selected().live for row in self.files[name]]
+        assert sorted(seen) == list(range(self.rows))
+
+
+TestCompactors = Compactors.TestCase
+TestCompactors.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

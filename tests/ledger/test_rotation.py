@@ -1,0 +1,86 @@
+"""When the writer starts a new file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from twinbus.ledger.rotation import FIRST_RETRY, LAST_RETRY, URGENT_RETRY, Pace, Rotation
+
+NOW = 1000.0
+
+
+def a_pace(buffer_rows: int = 1_000_000, **changes: Any) -> Pace:
+    return Pace(Rotation(**{"rows": 100, "bytes": 1 << 30, "seconds": 60.0, **changes}), buffer_rows, NOW)
+
+
+def test_a_file_is_due_when_enough_rows_wait() -> None:
+    pace = a_pace()
+    assert pace.due_at(99, urgent=False) == NOW + 60
+    assert pace.due_at(100, urgent=False) <= NOW
+
+
+def test_a_file_is_due_when_the_rows_are_large_enough() -> None:
+    pace = a_pace(bytes=10_000)
+    pace.measured(10, 5_000)
+    assert pace.rows_due == 20
+    assert pace.due_at(20, urgent=False) <= NOW
+
+
+def test_a_file_is_due_before_the_buffer_is_full() -> None:
+    assert a_pace(buffer_rows=50).rows_due == 25
+    assert a_pace(buffer_rows=1).rows_due == 1
+
+
+def test_what_waits_is_written_every_so_many_seconds() -> None:
+    pace = a_pace()
+    pace.wrote(NOW + 60, urgent=False)
+    assert pace.due_at(1, urgent=False) == NOW + 120
+
+
+def test_a_flush_after_a_pause_is_at_once_and_the_next_one_waits_for_company() -> None:
+    pace = a_pace(flush_seconds=0.25)
+    assert pace.due_at(1, urgent=True) <= NOW
+    pace.wrote(NOW, urgent=True)
+    assert pace.due_at(1, urgent=True) == NOW + 0.25
+    assert pace.due_at(1, urgent=True) < pace.due_at(1, urgent=False)
+
+
+def test_a_file_of_the_rotation_does_not_hold_a_flush_up() -> None:
+    pace = a_pace(flush_seconds=0.25)
+    pace.wrote(NOW, urgent=False)
+    assert pace.due_at(1, urgent=True) <= NOW
+
+
+def test_a_store_that_fails_is_tried_again_after_longer_and_longer_times() -> None:
+    pace = a_pace()
+    seconds = []
+    for _ in range(10):
+        pace.failed(NOW)
+        seconds.append(pace.due_at(10_000, urgent=False) - NOW)
+    assert seconds[:3] == [FIRST_RETRY, 2 * FIRST_RETRY, 4 * FIRST_RETRY]
+    assert seconds[-1] == LAST_RETRY
+    assert pace.is_failing
+    assert pace.due_at(1, urgent=True) == NOW + URGENT_RETRY
+    pace.wrote(NOW, urgent=False)
+    assert not pace.is_failing
+    pace.failed(NOW)
+    assert pace.due_at(1, urgent=False) == NOW + FIRST_RETRY
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rows": 0}, "rows must be at least 1, not 0"),
+        ({"bytes": 0}, "bytes must be at least 1, not 0"),
+        ({"seconds": 0.0}, "seconds must be more than 0 and finite, not 0.0"),
+        ({"seconds": float("inf")}, "seconds must be more than 0 and finite, not inf"),
+        ({"seconds": float("nan")}, "seconds must be more than 0 and finite, not nan"),
+        ({"flush_seconds": -1.0}, r"flush_seconds must be from 0 to seconds \(60.0\), not -1.0"),
+        ({"flush_seconds": 61.0}, r"flush_seconds must be from 0 to seconds \(60.0\), not 61.0"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Rotation(**changes)

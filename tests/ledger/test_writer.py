@@ -1,0 +1,344 @@
+"""What the writer makes of the operations it is told of."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.ledger.rows import DAY, HOUR, NOON, a_send, message_ids, sends
+from tests.ledger.stores import SECONDS, Obstinate, memory_url, until
+
+from twinbus.ledger.layout import FileName, temp_name
+from twinbus.ledger.proof import Proof
+from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Recorder, Stage
+from twinbus.ledger.rotation import Rotation
+from twinbus.ledger.schema import to_operations
+from twinbus.ledger.writer import BUFFER_FULL, CLOSED, DOES_NOT_FIT, LedgerWriter
+
+QUICK = Rotation(flush_seconds=0.0)
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("day=*/*"))
+
+
+def rows_of(url: str | os.PathLike[str]) -> list[Operation]:
+    return list(to_operations(read_ledger(url).table))
+
+
+def dropped_in(url: str | os.PathLike[str]) -> Counter[str | None]:
+    """How many rows the ledger itself says are missing, by reason."""
+    found: Counter[str | None] = Counter()
+    for row in rows_of(url):
+        if row.operation is OperationKind.DROPPED:
+            assert (row.stage, row.namespace, row.outcome) == (Stage.LEDGER, NamespaceRole.NEITHER, Outcome.FAILED)
+            assert (row.pairing, row.client) == ("contoso", "client-1")
+            found[row.error] += row.count
+    return found
+
+
+@pytest.fixture(params=["folder", "url of a folder", "memory"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "memory":
+        return memory_url()
+    folder = tmp_path / "made by the writer" / "ledger"
+    return str(folder) if request.param == "folder" else folder.as_uri()
+
+
+def test_what_was_recorded_is_in_the_ledger_after_a_close(ledger: str) -> None:
+    recorded = sends(1000)
+    with LedgerWriter(ledger) as writer:
+        recorder: Recorder = writer
+        for one in recorded:
+            recorder.record(one)
+    assert rows_of(ledger) == recorded
+    status = writer.status()
+    assert (status.written_rows, status.written_files, status.waiting_rows, status.dropped_rows) == (1000, 1, 0, 0)
+    assert status.failing is None
+
+
+def test_nothing_recorded_makes_no_file_and_no_folder(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path / "ledger"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_have_unique_names_in_the_folder_of_their_rows_day(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, now_us=lambda: NOON, random_bytes=lambda size: b"\xab" * size) as writer:
+        writer.record(a_send("late", ts=NOON - DAY))
+        writer.record(a_send("today"))
+    assert [file.relative_to(tmp_path).as_posix() for file in files_of(tmp_path)] == [
+        f"day=2026-11-15/20261116T120000.000000Z-abababababababab-{os.getpid()}-1.parquet",
+        f"day=2026-11-16/20261116T120000.000000Z-abababababababab-{os.getpid()}-2.parquet",
+    ]
+    assert message_ids(tmp_path) == {"late": 1, "today": 1}
+
+
+def test_no_file_has_more_rows_than_the_rotation_says(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, rotation=Rotation(rows=100)) as writer:
+        for one in sends(1050):
+            writer.record(one)
+    sizes = [pq.read_metadata(file).num_rows for file in files_of(tmp_path)]
+    assert max(sizes) == 100
+    assert sum(sizes) == 1050
+
+
+def test_no_file_is_larger_than_the_rotation_says(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, rotation=Rotation(bytes=20_000)) as writer:
+        for one in sends(2000, entity="e" * 200):
+            writer.record(one)
+    files = files_of(tmp_path)
+    assert len(files) > 2000 * 300 / 20_000
+    assert all(pq.read_table(file).nbytes < 25_000 for file in files)
+    assert sum(message_ids(tmp_path).values()) == 2000
+
+
+def test_enough_rows_are_written_without_anybody_asking(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, rotation=Rotation(rows=10)) as writer:
+        for one in sends(10):
+            writer.record(one)
+        until(lambda: writer.status().written_rows == 10)
+
+
+def test_few_rows_are_written_when_their_time_has_come(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, rotation=Rotation(seconds=0.05, flush_seconds=0.0)) as writer:
+        for number in (1, 2):
+            writer.record(a_send())
+            until(lambda rows=number: writer.status().written_rows >= rows)
+
+
+def test_several_threads_lose_nothing(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, rotation=Rotation(rows=500)) as writer:
+
+        def tell(name: str) -> None:
+            for number in range(1000):
+                writer.record(a_send(f"{name}-{number}"))
+
+        threads = [threading.Thread(target=tell, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert message_ids(tmp_path) == {f"{name}-{number}": 1 for name in "abcd" for number in range(1000)}
+
+
+def test_several_processes_share_a_folder(tmp_path: Path) -> None:
+    program = (
+        "import sys; from tests.ledger.rows import sends; from twinbus.ledger.writer import LedgerWriter\n"
+        "with LedgerWriter(sys.argv[1]) as writer:\n"
+        "    for one in sends(100, pairing=sys.argv[2]): writer.record(one)\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), name]) for name in "abc"]
+    assert [process.wait(SECONDS) for process in processes] == [0, 0, 0]
+    assert len(files_of(tmp_path)) == 3
+    assert Counter(row.pairing for row in rows_of(tmp_path)) == {"a": 100, "b": 100, "c": 100}
+    assert len({row.op_id for row in rows_of(tmp_path)}) == 300
+
+
+def test_a_process_that_ends_without_closing_keeps_its_rows(tmp_path: Path) -> None:
+    program = (
+        "import sys; from tests.ledger.rows import sends; from twinbus.ledger.writer import LedgerWriter\n"
+        "writer = LedgerWriter(sys.argv[1])\n"
+        "for one in sends(100): writer.record(one)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=SECONDS)
+    assert len(rows_of(tmp_path)) == 100
+
+
+# ---- a store that takes no files ----
+
+
+def test_a_store_that_hangs_holds_nobody_up_and_the_ledger_says_what_is_missing() -> None:
+    url = Obstinate.reset()
+    with LedgerWriter(url, rotation=Rotation(rows=10), buffer_rows=100) as writer:
+        Obstinate.let_go.clear()
+        for one in sends(10):
+            writer.record(one)
+        assert Obstinate.hangs.wait(SECONDS)
+        started = time.monotonic()
+        for one in sends(1000):
+            writer.record(one)
+        assert time.monotonic() - started < 1.0
+        assert writer.status().waiting_rows == 110
+        assert writer.status().dropped_rows == 900
+        Obstinate.let_go.set()
+        Proof(writer).flush()
+        assert writer.status().dropped_rows == 900
+    assert dropped_in(url) == {BUFFER_FULL: 900}
+    assert len(rows_of(url)) == 110 + 1
+
+
+def test_rows_wait_for_a_store_that_fails_and_are_stored_once(caplog: pytest.LogCaptureFixture) -> None:
+    url = Obstinate.reset()
+    with LedgerWriter(url, rotation=QUICK) as writer, caplog.at_level(logging.INFO, "twinbus.ledger"):
+        # A PUT whose answer was lost has arrived nevertheless: trying again must not store it twice.
+        Obstinate.error = PermissionError(13, "Permission denied", "secret-url")
+        for one in sends(10):
+            writer.record(one)
+        flushed = writer.request_flush()
+        until(lambda: writer.status().failing is not None)
+        assert writer.status().failing == "Permission denied"
+        assert not flushed.done()
+        Obstinate.error = None
+        flushed.result(SECONDS)
+        assert writer.status().failing is None
+    assert message_ids(url) == {f"m-{number}": 1 for number in range(10)}
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["The ledger's store takes no files: Permission denied", "The ledger's store takes files again"]
+
+
+def test_a_file_that_is_tried_again_keeps_its_name() -> None:
+    url = Obstinate.reset()
+    put = Obstinate.pipe_file
+    names: list[str] = []
+
+    def arrives_but_fails_once(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
+        put(self, path, value, mode)
+        names.append(path)
+        if len(names) == 1:
+            raise TimeoutError
+
+    with LedgerWriter(url, rotation=QUICK) as writer, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Obstinate, "pipe_file", arrives_but_fails_once)
+        writer.record(a_send("once"))
+        writer.request_flush().result(SECONDS)
+    assert len(names) == 2
+    assert len(set(names)) == 1
+    assert message_ids(url) == {"once": 1}
+
+
+def test_a_folder_that_cannot_be_made_yet_is_made_later(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "ledger"
+    in_the_way.write_text("a file")
+    with LedgerWriter(in_the_way, rotation=QUICK) as writer:
+        writer.record(a_send("patient"))
+        flushed = writer.request_flush()
+        until(lambda: writer.status().failing is not None)
+        assert writer.status().failing in ("File exists", "Not a directory")
+        in_the_way.unlink()
+        flushed.result(SECONDS)
+    assert message_ids(in_the_way) == {"patient": 1}
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    with LedgerWriter(ledger, rotation=QUICK) as writer:
+        writer.record(a_send("first"))
+        writer.request_flush().result(SECONDS)
+        (file,) = files_of(ledger)
+        file.unlink()
+        file.parent.rmdir()
+        ledger.rmdir()
+        writer.record(a_send("second"))
+        writer.request_flush().result(SECONDS)
+    assert message_ids(ledger) == {"second": 1}
+
+
+def test_a_close_waits_no_longer_than_it_may_and_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    url = Obstinate.reset()
+    writer = LedgerWriter(url)
+    Obstinate.error = OSError(28, "No space left on device")
+    for one in sends(10):
+        writer.record(one)
+    started = time.monotonic()
+    writer.close(timeout=0.3)
+    assert 0.2 < time.monotonic() - started < 5.0
+    assert writer.status().dropped_rows == 10
+    assert writer.status().waiting_rows == 0
+    assert "closed before 10 rows could be stored" in caplog.text
+
+
+def test_a_close_does_not_wait_for_a_store_that_hangs() -> None:
+    url = Obstinate.reset()
+    writer = LedgerWriter(url)
+    Obstinate.let_go.clear()
+    writer.record(a_send())
+    started = time.monotonic()
+    writer.close(timeout=0.1)
+    assert time.monotonic() - started < 5.0
+    Obstinate.let_go.set()
+
+
+# ---- what is not an ordinary row ----
+
+
+def test_a_row_that_does_not_fit_costs_only_itself_and_is_counted(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as writer:
+        for one in sends(300):
+            writer.record(one)
+        writer.record(a_send(bytes=2**63))
+        writer.record(a_send("\ud800"))
+        for one in sends(300):
+            writer.record(one)
+    assert dropped_in(tmp_path) == {DOES_NOT_FIT: 2}
+    assert len(rows_of(tmp_path)) == 601
+    assert writer.status().dropped_rows == 2
+
+
+def test_even_what_is_no_operation_at_all_does_no_harm(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as writer:
+        writer.record(a_send("before"))
+        writer.record(None)  # type: ignore[arg-type]
+        writer.record(a_send("after"))
+    assert [row.message_id for row in rows_of(tmp_path)][:2] == ["before", "after"]
+    assert writer.status().dropped_rows == 1
+
+
+def test_what_is_recorded_after_a_close_is_counted(tmp_path: Path) -> None:
+    writer = LedgerWriter(tmp_path)
+    writer.close()
+    assert not writer.offer(a_send())
+    writer.record(a_send())
+    assert writer.status().dropped_rows == 2
+    assert writer._dropped == {("contoso", "client-1", CLOSED): 2}
+    writer.close()
+
+
+def test_old_temporary_files_are_removed_and_young_ones_left(tmp_path: Path) -> None:
+    folder = tmp_path / "day=2026-11-16"
+    folder.mkdir()
+    old = folder / temp_name(str(FileName(NOON - 2 * HOUR, "0" * 16, 1, 1)))
+    young = folder / temp_name(str(FileName(NOON - HOUR // 2, "0" * 16, 1, 1)))
+    foreign = folder / ".hidden.tmp"
+    for file in (old, young, foreign):
+        file.write_bytes(b"part of a file")
+    with LedgerWriter(tmp_path, now_us=lambda: NOON) as writer:
+        writer.record(a_send())
+    assert not old.exists()
+    assert young.exists()
+    assert foreign.exists()
+    assert message_ids(tmp_path) == {"m": 1}
+
+
+def test_a_writer_leaves_nothing_running(tmp_path: Path) -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        with LedgerWriter(tmp_path) as writer:
+            writer.record(a_send())
+    gc.collect()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    "url", ["sftp://host/ledger", "https://host/ledger", "hdfs://host/ledger", "zip://x::file://y"]
+)
+def test_a_place_where_files_do_not_appear_whole_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="files do not appear whole"):
+        LedgerWriter(url)
+
+
+def test_bad_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="buffer_rows must be at least 1, not 0"):
+        LedgerWriter(tmp_path, buffer_rows=0)
+    with pytest.raises(ValueError, match="path must not be empty"):
+        LedgerWriter("")

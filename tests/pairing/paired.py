@@ -1,0 +1,228 @@
+"""Paired senders of both kinds, called in the same way, and what reached the two namespaces, counted there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+
+from twinbus.broker import DEFAULT, Fault, Kind, Namespace, NamespaceConfig, Profile, QueueDescription
+from twinbus.broker.background import NamespaceThread
+from twinbus.broker.faults import ActiveFault
+from twinbus.broker.queue import Queue
+from twinbus.ledger.recorder import Recorder
+from twinbus.pairing._async.sender import PairedSender as AsyncPairedSender
+from twinbus.pairing._sync.sender import PairedSender
+from twinbus.pairing.core import Clock, Pairing
+from twinbus.pairing.events import Event
+from twinbus.pairing.options import SendAvailabilityOptions
+
+PATIENCE = 20.0  # seconds for something that should come at once
+QUEUES = 3
+KINDS = ("sync", "aio")
+
+_E = TypeVar("_E", bound=Event)
+_T = TypeVar("_T")
+
+
+class Loop:
+    """An event loop on a thread; `run` awaits a coroutine there."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(3 * PATIENCE)
+
+    async def tasks(self) -> set[asyncio.Task[Any]]:
+        return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()
+
+
+class Blocking:
+    """An asynchronous sender whose methods wait, so that one test can be written for both kinds."""
+
+    def __init__(self, sender: AsyncPairedSender, loop: Loop) -> None:
+        self.sender = sender
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.sender, name)
+        if not asyncio.iscoroutinefunction(value):
+            return value
+        return lambda *args, **options: self._loop.run(value(*args, **options))
+
+
+class Seen(list[Event]):
+    """The events of a pairing."""
+
+    def all(self, kind: type[_E]) -> list[_E]:
+        return [one for one in self if isinstance(one, kind)]
+
+
+class Stage:
+    """Two namespaces; each pairing has its own entities and backlog queues in them."""
+
+    def __init__(self, primary: NamespaceThread, standby: NamespaceThread, stack: ExitStack) -> None:
+        self.primary = primary
+        self.standby = standby
+        self.loop = Loop()
+        stack.callback(self.loop.close)
+        self._numbers = itertools.count(1)
+
+    @classmethod
+    @contextmanager
+    def set_up(cls, profile: Profile = DEFAULT, **namespace_options: Any) -> Iterator[Stage]:
+        def made(name: str) -> Namespace:
+            return Namespace(NamespaceConfig(name, port=0), profile=profile, **namespace_options)
+
+        with (
+            NamespaceThread(lambda: made("contoso")) as primary,
+            NamespaceThread(lambda: made("standby")) as standby,
+            ExitStack() as stack,
+        ):
+            yield cls(primary, standby, stack)
+
+    def clear(self) -> None:
+        for one in (self.primary, self.standby):
+            one.call(one.namespace.faults.clear)
+
+    @contextmanager
+    def pair(self, kind: str, **options: Any) -> Iterator[Pair]:
+        """An entity with backlog queues, and a pairing of its own."""
+        number = next(self._numbers)
+        with ExitStack() as stack:
+            yield Pair(self, kind, f"orders-{number}", f"contoso-{number}", stack, **options)
+
+    def wait_until(self, holds: Callable[[], Any]) -> None:
+        """Wait for something that nobody tells us of."""
+        ends = time.monotonic() + PATIENCE
+        while not holds():
+            assert time.monotonic() < ends, "it did not happen"
+            time.sleep(0.01)
+
+
+class Pair:
+    """A pairing with one entity. Every sender is closed in the end."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        kind: str,
+        path: str,
+        name: str,
+        stack: ExitStack,
+        *,
+        entity: dict[str, Any] | None = None,
+        client_options: dict[str, Any] | None = None,
+        clock: Clock = time.monotonic,
+        recorder: Recorder | None = None,
+        primary_string: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.stage, self.kind, self.path, self.name = stage, kind, path, name
+        self._stack = stack
+        given = {"backlog_queue_count": QUEUES, "failover_interval": 0, "attempt_timeout": 5, **options}
+        self.pairing = Pairing(SendAvailabilityOptions(**given), name, clock=clock, recorder=recorder)
+        self.events = Seen()
+        self.pairing.events.subscribe(self.events.append)
+        self.primary, self.standby = stage.primary, stage.standby
+        self.primary.run(self.primary.namespace.create(QueueDescription(path, **(entity or {}))))
+        for index in range(self.pairing.options.backlog_queue_count):
+            description = QueueDescription(self.pairing.queue_path(index))
+            self.standby.run(self.standby.namespace.create(description))
+        self._strings = primary_string or self.primary.connection_string, self.standby.connection_string
+        self._client_options = client_options or {}
+
+    def sender(self, path: str | None = None, **options: Any) -> Any:
+        """A sender of the kind under test; an asynchronous one is wrapped in `Blocking`."""
+        path = path or self.path
+        if self.kind == "sync":
+            clients = [ServiceBusClient.from_connection_string(one, **self._client_options) for one in self._strings]
+            sender: Any = PairedSender(self.pairing, path, *clients, **options)
+        else:
+            sender = Blocking(self.stage.loop.run(self._async_sender(path, options)), self.stage.loop)
+        self._stack.callback(sender.close)
+        return sender
+
+    async def _async_sender(self, path: str, options: dict[str, Any]) -> AsyncPairedSender:
+        clients = [AsyncServiceBusClient.from_connection_string(one, **self._client_options) for one in self._strings]
+        return AsyncPairedSender(self.pairing, path, *clients, **options)
+
+    # ---- what has arrived ----
+
+    def _queue(self, side: NamespaceThread, path: str) -> Queue:
+        found = side.namespace.find(path)
+        assert found is not None
+        return found.queue
+
+    @property
+    def received(self) -> int:
+        """How many messages the primary entity has taken, ever."""
+        return self.primary.call(lambda: self._queue(self.primary, self.path).activity.received)
+
+    @property
+    def stored(self) -> list[int]:
+        """How many messages each backlog queue has taken."""
+        paths = [self.pairing.queue_path(index) for index in range(self.pairing.options.backlog_queue_count)]
+        return [self.standby.call(lambda p=path: self._queue(self.standby, p).activity.received) for path in paths]
+
+    @property
+    def links(self) -> int:
+        """How many links lead to the primary entity now."""
+        namespace = self.primary.namespace
+        return self.primary.call(lambda: sum(one.node.path == self.path for one in namespace.entity_links()))
+
+    def peek(self, index: int | None = None) -> list[ServiceBusReceivedMessage]:
+        """The messages in a backlog queue, or in the primary entity."""
+        side = self.primary if index is None else self.standby
+        path = self.path if index is None else self.pairing.queue_path(index)
+        with ServiceBusClient.from_connection_string(side.connection_string) as client:
+            receiver = client.get_queue_receiver(path)
+            return receiver.peek_messages(max_message_count=1000, sequence_number=1)
+
+    # ---- outages ----
+
+    def strike(self, kind: Kind, **fields: Any) -> ActiveFault:
+        """Something goes wrong at the primary entity."""
+        return self.primary.call(self.primary.namespace.faults.add, Fault(kind, entity=self.path, **fields))
+
+    def strike_queue(self, index: int, kind: Kind, **fields: Any) -> ActiveFault:
+        """Something goes wrong at a backlog queue."""
+        fault = Fault(kind, entity=self.pairing.queue_path(index), **fields)
+        return self.standby.call(self.standby.namespace.faults.add, fault)
+
+    def take_down(self, side: NamespaceThread | None = None) -> None:
+        """Refuse connections to a namespace, and cut those that are there."""
+        side = side or self.primary
+        for kind in (Kind.REFUSE, Kind.RESET):
+            side.call(side.namespace.faults.add, Fault(kind))
+
+    def freeze(self, side: NamespaceThread | None = None) -> None:
+        """A namespace that takes connections and says nothing."""
+        side = side or self.primary
+        side.call(side.namespace.faults.add, Fault(Kind.BLACKHOLE))
+
+    def bring_back(self) -> None:
+        self.stage.clear()
+
+
+def text(body: str = "a message", **options: Any) -> ServiceBusMessage:
+    return ServiceBusMessage(body, **options)
+
+
+def is_a_keeper(thread: threading.Thread) -> bool:
+    return thread.name.startswith("twinbus-") and thread.name not in ("twinbus-namespace", "twinbus-store")

@@ -1,0 +1,156 @@
+"""Messages as users of the SDK can make them, of every kind, for property tests, and their bytes."""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime
+from typing import Any
+
+from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+from hypothesis import strategies as st
+from tests.amqp.amqp_values import SIMPLE, SYMBOLS, UUIDS, Values
+from tests.amqp.test_sdk_codec import DESCRIPTORS, KNOWN, as_the_sdk_writes_it
+
+from twinbus.amqp.types import Described, UByte, UInt
+from twinbus.pairing import aliases
+
+MINUTE_MS = 60_000
+MAX_UINT = 0xFFFFFFFF
+
+
+def encoded(message: AmqpAnnotatedMessage) -> bytes:
+    """What the SDK puts on the wire for a message."""
+    untouched = copy.copy(message)
+    if untouched.application_properties:
+        untouched.application_properties = dict(untouched.application_properties)
+    return bytes(encode_payload(bytearray(), PyamqpTransport.to_outgoing_amqp_message(untouched)))
+
+
+def _compounds(inner: Values) -> Values:
+    return (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(SIMPLE[str], inner, max_size=3)
+        | st.builds(Described, DESCRIPTORS, inner)
+    )
+
+
+#: Values of an exact type, in the SDK's notation.
+TYPED: Values = st.recursive(st.one_of(*KNOWN.values()), _compounds, max_leaves=6).map(as_the_sdk_writes_it)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
+MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(9999, 1, 1), timezones=st.just(UTC))
+#: Values whose type the SDK chooses.
+PLAIN: Values = st.one_of(
+    TEXT,
+    st.integers(-(2**31), 2**31 - 1),
+    st.booleans(),
+    st.none(),
+    st.floats(allow_nan=False),
+    UUIDS,
+    MOMENTS,
+    st.decimals(-(10**12), 10**12, places=3),
+)
+VALUES = TYPED | PLAIN
+
+TAKEN_NAMES = [
+    *sorted(aliases.ALIASES),
+    *sorted(aliases.DEAD_LETTER_PROPERTIES),
+    aliases.OWN,
+    aliases.OWN + "x-ms-path",
+]
+NAMES = TEXT | st.sampled_from([*TAKEN_NAMES, "x-ms-other", "x-twinbus-other", "x-opt-sequence-number"])
+ANNOTATION_NAMES = (SYMBOLS.map(str) | st.sampled_from(["x-opt-partition-key", "x-opt-via-partition-key"])).filter(
+    lambda name: name not in aliases.BROKER_ANNOTATIONS | {aliases.SCHEDULED_ANNOTATION}
+)
+
+
+@st.composite
+def _keyed(draw: st.DrawFn, names: Values, values: Values, numbers: bool = False) -> dict[Any, Any] | None:
+    """A map as a user may write it: keys may be bytes, and those of annotations numbers."""
+    entries = draw(st.none() | st.dictionaries(names, values, max_size=5))
+    if entries is None:
+        return None
+    keyed: dict[Any, Any] = {name.encode() if draw(st.booleans()) else name: value for name, value in entries.items()}
+    if numbers and draw(st.booleans()):
+        keyed[draw(st.integers(0, 2**64 - 1))] = draw(values)
+    return keyed
+
+
+ANNOTATIONS = _keyed(ANNOTATION_NAMES, VALUES, numbers=True)
+# Properties of type bytes are decoded by the SDK.
+APPLICATION_PROPERTIES = _keyed(NAMES, VALUES | TEXT.map(str.encode))
+
+SHORT_TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
+_EITHER_TEXT = SHORT_TEXT | SHORT_TEXT.map(str.encode)
+_IDS = SHORT_TEXT | UUIDS | st.integers(0, 2**64 - 1) | st.binary(max_size=20)
+_SYMBOL_TEXT = SYMBOLS.map(str)
+# A message's life is long enough for it to arrive.
+LIVES = st.none() | st.integers(10 * MINUTE_MS, MAX_UINT) | st.just(MAX_UINT)
+
+
+def _optional(**fields: Values) -> Values:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+@st.composite
+def _properties(draw: st.DrawFn) -> dict[str, Any]:
+    fields: dict[str, Any] = draw(
+        _optional(
+            user_id=st.binary(max_size=20),
+            to=_EITHER_TEXT,
+            subject=_EITHER_TEXT,
+            reply_to=_EITHER_TEXT,
+            correlation_id=_IDS,
+            content_type=_SYMBOL_TEXT,
+            content_encoding=_SYMBOL_TEXT,
+            creation_time=st.integers(0, 2**50),
+            group_id=_EITHER_TEXT,
+            group_sequence=SIMPLE[UInt].map(int),
+            reply_to_group_id=_EITHER_TEXT,
+        )
+    )
+    fields["message_id"] = draw(_IDS)
+    if draw(st.booleans()):
+        # A namespace takes the time between the two for the message's life if there is no other.
+        fields["absolute_expiry_time"] = fields.get("creation_time", 0) + draw(st.integers(10 * MINUTE_MS, 2**50))
+    return fields
+
+
+HEADERS = _optional(
+    durable=st.booleans(),
+    priority=SIMPLE[UByte].map(int),
+    time_to_live=LIVES,
+    first_acquirer=st.booleans(),
+    delivery_count=SIMPLE[UInt].map(int),
+)
+# The SDK leaves out a body that is false, and knows no exact type for the value of a body itself.
+BODIES = st.one_of(
+    st.fixed_dictionaries({"data_body": st.lists(st.binary(max_size=300), max_size=3)}),
+    st.fixed_dictionaries({"sequence_body": st.lists(st.lists(VALUES, max_size=3), max_size=3)}),
+    st.fixed_dictionaries({"value_body": PLAIN | st.lists(VALUES, max_size=4)}),
+)
+
+
+@st.composite
+def sdk_messages(draw: st.DrawFn) -> AmqpAnnotatedMessage:
+    """A message with anything in it that the SDK can send."""
+    annotations = draw(ANNOTATIONS)
+    if draw(st.booleans()):
+        key = draw(st.sampled_from([aliases.SCHEDULED_ANNOTATION, aliases.SCHEDULED_ANNOTATION.encode()]))
+        moment = draw(st.datetimes(datetime(2000, 1, 1), datetime(2020, 1, 1), timezones=st.just(UTC)))
+        annotations = {**(annotations or {}), key: moment}
+    return AmqpAnnotatedMessage(
+        header=draw(st.none() | HEADERS),
+        properties=draw(_properties()),
+        annotations=annotations,
+        delivery_annotations=draw(ANNOTATIONS),
+        application_properties=draw(APPLICATION_PROPERTIES),
+        footer=draw(ANNOTATIONS),
+        **draw(BODIES),
+    )
+
+
+def typed(kind: str, value: Any) -> dict[str, Any]:
+    """A value of an exact AMQP type, as the SDK takes it."""
+    return {"TYPE": kind, "VALUE": value}

@@ -1,0 +1,249 @@
+"""The backlog queues: made as specified, checked if they are there, never changed or removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from azure.core.exceptions import HttpResponseError
+from azure.servicebus.management import QueueProperties
+from tests.pairing.twins import USER, Events, Twins, down, eventually, operations
+
+from twinbus.broker import AZURE, DEFAULT, QueueDescription
+from twinbus.broker.durations import MAX_TICKS, TICKS_PER_MINUTE, TICKS_PER_SECOND
+from twinbus.ledger.recorder import OperationKind
+from twinbus.pairing.backlog import list_backlog, provision
+from twinbus.pairing.errors import BacklogConfigurationError, BacklogNotReadyError
+from twinbus.pairing.events import BacklogQueueRetired, BacklogWarning
+from twinbus.pairing.namespaces import Namespace as Side
+
+PATH = "contoso/x-servicebus-transfer/{}"
+#: A queue such as we would make.
+OURS = QueueDescription(
+    PATH.format(0),
+    max_size_in_megabytes=5120,
+    max_delivery_count=2147483647,
+    dead_lettering_on_message_expiration=True,
+)
+
+
+@pytest_asyncio.fixture(params=[DEFAULT, AZURE], ids=["default", "azure"])
+async def twins(request: pytest.FixtureRequest) -> AsyncIterator[Twins]:
+    async with Twins.running(request.param) as running:
+        yield running
+
+
+async def read(side: Side, path: str) -> QueueProperties:
+    async with side.administration() as admin:
+        return await admin.get_queue(path)
+
+
+async def provisioned(twins: Twins, **options: Any) -> Any:
+    pairing = twins.pairing(**options)
+    async with twins.sides()[1].administration() as admin:
+        return await provision(admin, pairing)
+
+
+async def test_as_many_queues_are_made_as_were_asked_for(twins: Twins) -> None:
+    made = await provisioned(twins, backlog_queue_count=10)
+    paths = [PATH.format(index) for index in range(10)]
+    assert [one.path for one in made] == paths
+    assert all(one.is_new for one in made)
+    assert {one.description.path for one in twins.secondary.queues()} == set(paths)
+    assert twins.primary.queues() == []
+
+
+async def test_each_property_is_as_specified(twins: Twins) -> None:
+    await provisioned(twins)
+    found = await read(twins.sides()[1], PATH.format(1))
+    assert found.max_size_in_megabytes == 5120
+    assert found.max_delivery_count == 2147483647
+    assert found.lock_duration == timedelta(minutes=1)
+    assert found.dead_lettering_on_message_expiration is True
+    assert found.enable_batched_operations is True
+    # The exact maximum, of which the SDK shows a rounded one.
+    stored = twins.secondary.find(PATH.format(1))
+    assert stored is not None
+    assert stored.description.default_message_time_to_live == MAX_TICKS
+    assert stored.description.auto_delete_on_idle == MAX_TICKS
+
+
+async def test_everything_else_is_the_default_of_the_service(twins: Twins) -> None:
+    await provisioned(twins)
+    found = twins.secondary.find(PATH.format(0))
+    assert found is not None
+    assert replace(found.description, max_message_size_in_kilobytes=None) == OURS
+
+
+async def test_a_queue_that_exists_is_used_and_left_as_it_is(twins: Twins) -> None:
+    theirs = replace(OURS, max_size_in_megabytes=1024, lock_duration=30 * TICKS_PER_SECOND, user_metadata="mine")
+    await twins.secondary.create(theirs)
+    pairing = twins.pairing()
+    events = Events(pairing)
+    async with twins.sides()[1].administration() as admin:
+        made = await provision(admin, pairing)
+    assert [one.is_new for one in made] == [False, True]
+    found = twins.secondary.find(theirs.path)
+    assert found is not None
+    assert replace(found.description, max_message_size_in_kilobytes=None) == theirs
+    warnings = events.all(BacklogWarning)
+    assert {one.queue for one in warnings} == {theirs.path}
+    assert [one.message.split()[0] for one in warnings] == ["max_size_in_megabytes", "lock_duration"]
+
+
+async def test_queues_of_ours_are_taken_over_without_a_word(twins: Twins) -> None:
+    await provisioned(twins)
+    pairing = twins.pairing()
+    events = Events(pairing)
+    async with twins.sides()[1].administration() as admin:
+        made = await provision(admin, pairing)
+    assert [one.is_new for one in made] == [False, False]
+    assert events.seen == []
+
+
+async def test_an_extra_queue_stays_and_is_listed_as_unused(twins: Twins) -> None:
+    extra = replace(OURS, path=PATH.format(7))
+    await twins.secondary.create(extra)
+    await twins.secondary.create(replace(OURS, path="fabrikam/x-servicebus-transfer/0"))
+    await twins.secondary.create(QueueDescription("orders"))
+    pairing = twins.pairing()
+    async with twins.sides()[1].administration() as admin:
+        await provision(admin, pairing)
+        listed = await list_backlog(admin, pairing)
+    assert [(one.index, one.path, one.is_used) for one in listed] == [
+        (0, PATH.format(0), True),
+        (1, PATH.format(1), True),
+        (7, PATH.format(7), False),
+    ]
+    assert twins.secondary.find(extra.path) is not None
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "requires_session": {"requires_session": True},
+    "requires_duplicate_detection": {"requires_duplicate_detection": True},
+    "forward_to": {"forward_to": "elsewhere"},
+    "default_message_time_to_live": {"default_message_time_to_live": 14 * 24 * 60 * TICKS_PER_MINUTE},
+    "auto_delete_on_idle": {"auto_delete_on_idle": 60 * TICKS_PER_MINUTE},
+    "max_delivery_count": {"max_delivery_count": 10},
+    "status": {"status": "SendDisabled"},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_queue_that_would_lose_or_refuse_messages_is_an_error_that_names_it(twins: Twins, name: str) -> None:
+    await twins.secondary.create(QueueDescription("elsewhere"))
+    theirs = replace(OURS, path=PATH.format(1), **REFUSED[name])
+    await twins.secondary.create(theirs)
+    with pytest.raises(BacklogConfigurationError) as raised:
+        await provisioned(twins)
+    assert (raised.value.queue, raised.value.property_name) == (theirs.path, name)
+    assert theirs.path in str(raised.value)
+    assert name in str(raised.value)
+    found = twins.secondary.find(theirs.path)
+    assert found is not None
+    assert replace(found.description, max_message_size_in_kilobytes=None) == theirs
+
+
+async def test_several_clients_may_start_at_once(twins: Twins) -> None:
+    made = await asyncio.gather(*(provisioned(twins, backlog_queue_count=5) for _ in range(8)))
+    assert len(twins.secondary.queues()) == 5
+    assert all(len(one) == 5 for one in made)
+    assert sum(one.is_new for queues in made for one in queues) == 5
+
+
+async def test_every_management_call_is_recorded(twins: Twins) -> None:
+    pairing = twins.pairing()
+    async with twins.sides()[1].administration() as admin:
+        await provision(admin, pairing)
+        await list_backlog(admin, pairing)
+    assert len(operations(pairing, OperationKind.GET)) == 2
+    assert len(operations(pairing, OperationKind.CREATE)) == 2
+    assert len(operations(pairing, OperationKind.LIST)) == 1
+
+
+# ---- at the start of a pairing ----
+
+
+async def test_without_the_right_to_manage_the_start_fails_and_says_what_to_do(twins: Twins) -> None:
+    background = twins.background(twins.pairing(), USER)
+    with pytest.raises(BacklogNotReadyError, match="create_backlog=False") as raised:
+        await background.start()
+    assert isinstance(raised.value.cause, HttpResponseError)
+
+
+async def test_queues_that_exist_need_no_right_to_manage(twins: Twins) -> None:
+    await provisioned(twins)
+    pairing = twins.pairing(create_backlog=False)
+    background = twins.background(pairing, USER)
+    await background.start()
+    await background.close()
+    assert background.standby.is_ready
+    assert operations(pairing, *OperationKind) == []
+
+
+async def test_the_start_does_not_need_the_primary(twins: Twins) -> None:
+    down(twins.primary)
+    background = twins.background(twins.pairing(strict=True))
+    await background.start()
+    await background.close()
+    assert background.standby.is_ready
+    assert len(twins.secondary.queues()) == 2
+
+
+async def test_the_start_does_not_need_the_secondary_and_the_backlog_is_made_when_it_is_back(twins: Twins) -> None:
+    down(twins.secondary)
+    pairing = twins.pairing()
+    events = Events(pairing)
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        assert not background.standby.is_ready
+        assert "could not be checked" in (await events.next(BacklogWarning)).message
+        twins.secondary.faults.clear()
+        await eventually(lambda: background.standby.is_ready)
+        assert len(twins.secondary.queues()) == 2
+        assert background.standby.error is None
+    finally:
+        await background.close()
+
+
+async def test_a_strict_start_needs_the_secondary(twins: Twins) -> None:
+    down(twins.secondary)
+    background = twins.background(twins.pairing(strict=True))
+    with pytest.raises(BacklogNotReadyError):
+        await background.start()
+
+
+async def test_a_bad_queue_that_is_found_late_leaves_the_rotation(twins: Twins) -> None:
+    await twins.secondary.create(replace(OURS, path=PATH.format(1), max_delivery_count=10))
+    down(twins.secondary)
+    pairing = twins.pairing()
+    events = Events(pairing)
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        twins.secondary.faults.clear()
+        retired = await events.next(BacklogQueueRetired)
+        assert retired.queue == PATH.format(1)
+        assert isinstance(retired.error, BacklogConfigurationError)
+        assert list(pairing.retired_queues()) == [PATH.format(1)]
+        assert not background.standby.is_ready
+        await twins.secondary.update(replace(OURS, path=PATH.format(1)))
+        await eventually(lambda: background.standby.is_ready)
+    finally:
+        await background.close()
+
+
+async def test_the_primary_tells_its_name_if_it_is_called_by_its_address(twins: Twins) -> None:
+    pairing = twins.pairing(name="")
+    background = twins.background(pairing)
+    await background.start()
+    await background.close()
+    assert pairing.primary_name == "contoso"
+    assert pairing.queue_path(0) == PATH.format(0)
+    assert {one.description.path for one in twins.secondary.queues()} == {PATH.format(0), PATH.format(1)}

@@ -1,0 +1,147 @@
+"""Sessions that are under way in the backlog are found at the start, and released when they have left it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus.aio import ServiceBusClient
+from tests.pairing.twins import Events, Twins, down, eventually, operations
+
+from twinbus.broker import AZURE, DEFAULT
+from twinbus.ledger.recorder import OperationKind
+from twinbus.pairing import scanning
+from twinbus.pairing.core import Pairing
+from twinbus.pairing.events import BacklogWarning
+from twinbus.pairing.sessions import DivertedSessions
+
+PATH = "contoso/x-servicebus-transfer/{}"
+
+
+@pytest_asyncio.fixture(params=[DEFAULT, AZURE], ids=["default", "azure"])
+async def twins(request: pytest.FixtureRequest) -> AsyncIterator[Twins]:
+    async with Twins.running(request.param) as running:
+        background = running.background(running.pairing())
+        await background.start()  # makes the backlog queues
+        await background.close()
+        yield running
+
+
+@pytest_asyncio.fixture
+async def secondary(twins: Twins) -> AsyncIterator[ServiceBusClient]:
+    async with twins.sides()[1].async_client() as client:
+        yield client
+
+
+def diverted(entity: str, session: str | None, body: str = "x") -> ServiceBusMessage:
+    properties: dict[Any, Any] = {"x-ms-path": entity}
+    if session is not None:
+        properties["x-ms-sessionid"] = session
+    return ServiceBusMessage(body, application_properties=properties)
+
+
+async def put(client: ServiceBusClient, index: int, *messages: ServiceBusMessage) -> None:
+    async with client.get_queue_sender(PATH.format(index)) as sender:
+        await sender.send_messages(list(messages))
+
+
+async def take(client: ServiceBusClient, index: int, count: int) -> None:
+    """Receive and delete, as the syphon would have done after it moved them."""
+    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+    async with client.get_queue_receiver(PATH.format(index), receive_mode=mode) as receiver:
+        while count:
+            count -= len(await receiver.receive_messages(count, max_wait_time=5))
+
+
+def sessions_of(pairing: Pairing) -> DivertedSessions:
+    assert pairing.diverted_sessions is not None
+    return pairing.diverted_sessions
+
+
+async def test_a_restarted_process_knows_what_is_still_under_way(twins: Twins, secondary: ServiceBusClient) -> None:
+    await put(secondary, 1, diverted("orders", "a"), diverted("Invoices", "b"), diverted("orders", None))
+    pairing = twins.pairing(order="session")
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        sessions = sessions_of(pairing)
+        assert sessions.is_diverted("orders", "a") == 1
+        assert sessions.is_diverted("invoices", "b") == 1
+        assert sessions.count == 2
+    finally:
+        await background.close()
+
+
+async def test_a_session_is_released_when_none_of_it_is_left_in_the_backlog(
+    twins: Twins, secondary: ServiceBusClient
+) -> None:
+    await put(secondary, 0, diverted("orders", "a"), diverted("orders", "a"), diverted("orders", "b"))
+    pairing = twins.pairing(order="session")
+    pairing.entity("orders")
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        sessions = sessions_of(pairing)
+        await take(secondary, 0, 2)
+        await eventually(lambda: sessions.is_diverted("orders", "a") is None)
+        assert sessions.is_diverted("orders", "b") == 0
+        await take(secondary, 0, 1)
+        await eventually(lambda: sessions.is_diverted("orders", "b") is None)
+        # Looking is no receiving: nothing was locked or delivered to us.
+        assert twins.backlog(0).activity.delivered == 3
+    finally:
+        await background.close()
+
+
+async def test_no_queue_is_looked_through_for_an_entity_that_is_failed_over(
+    twins: Twins, secondary: ServiceBusClient
+) -> None:
+    await put(secondary, 0, diverted("orders", "a"))
+    pairing = twins.pairing(order="session")
+    pairing.fail_over("orders")
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        at_the_start = len(operations(pairing, OperationKind.PEEK))
+        assert at_the_start == 3  # one page and two ends
+        await take(secondary, 0, 1)
+        assert sessions_of(pairing).is_diverted("orders", "a") == 0
+        assert len(operations(pairing, OperationKind.PEEK)) == at_the_start
+        pairing.fail_back("orders")
+        await eventually(lambda: sessions_of(pairing).is_diverted("orders", "a") is None)
+    finally:
+        await background.close()
+
+
+async def test_a_look_is_bounded_and_says_so(
+    twins: Twins, secondary: ServiceBusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanning, "PAGE", 2)
+    monkeypatch.setattr(scanning, "MAX_PAGES", 2)
+    await put(secondary, 0, *(diverted("orders", str(number)) for number in range(6)))
+    pairing = twins.pairing(order="session")
+    events = Events(pairing)
+    background = twins.background(pairing)
+    await background.start()
+    await background.close()
+    assert sessions_of(pairing).count == 4
+    assert "more than 4 messages" in (await events.next(BacklogWarning)).message
+
+
+async def test_a_backlog_that_cannot_be_asked_is_looked_through_later(
+    twins: Twins, secondary: ServiceBusClient
+) -> None:
+    await put(secondary, 1, diverted("orders", "a"))
+    down(twins.secondary)
+    pairing = twins.pairing(order="session")
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        assert sessions_of(pairing).count == 0
+        twins.secondary.faults.clear()
+        await eventually(lambda: sessions_of(pairing).is_diverted("orders", "a") == 1)
+    finally:
+        await background.close()

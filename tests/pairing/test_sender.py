@@ -1,0 +1,267 @@
+"""The sender while all is well: it looks and behaves like the SDK's."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import azure.servicebus
+import azure.servicebus.aio
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
+from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusAuthenticationError
+from tests.pairing.paired import KINDS, Pair, Stage, text
+
+from twinbus.broker import Kind
+from twinbus.pairing._async.sender import PairedSender as AsyncPairedSender
+from twinbus.pairing._sync.sender import PairedSender
+from twinbus.pairing.errors import PairedClientFaultedError
+from twinbus.pairing.failover import Route
+
+CLASSES = {
+    "sync": (PairedSender, azure.servicebus.ServiceBusSender),
+    "aio": (AsyncPairedSender, azure.servicebus.aio.ServiceBusSender),
+}
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage.set_up() as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+def pair(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with stage.pair(request.param) as made:
+        yield made
+    stage.clear()
+
+
+# ---- the looks ----
+
+
+def parameters(function: Any) -> dict[str, tuple[Any, Any]]:
+    return {one.name: (one.kind, one.default) for one in inspect.signature(function).parameters.values()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_public_method_of_the_sdks_sender_is_there_with_the_same_parameters(kind: str) -> None:
+    ours, theirs = CLASSES[kind]
+    names = [name for name, _ in inspect.getmembers(theirs, inspect.isfunction) if not name.startswith("_")]
+    assert {"send_messages", "schedule_messages", "cancel_scheduled_messages", "create_message_batch", "close"} <= set(
+        names
+    )
+    for name in names:
+        own, sdk = getattr(ours, name), getattr(theirs, name)
+        assert parameters(own) == parameters(sdk), name
+        assert inspect.iscoroutinefunction(own) == inspect.iscoroutinefunction(sdk), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_properties_and_the_context_manager_are_those_of_the_sdks_sender(kind: str) -> None:
+    ours, theirs = CLASSES[kind]
+    for name, _ in inspect.getmembers(theirs, lambda member: isinstance(member, property)):
+        assert isinstance(getattr(ours, name), property), name
+    for name in ("__enter__", "__exit__", "__aenter__", "__aexit__"):
+        assert hasattr(ours, name) == hasattr(theirs, name), name
+
+
+def test_it_says_who_and_where_it_is(pair: Pair) -> None:
+    sender = pair.sender(client_identifier="mine")
+    assert sender.entity_name == pair.path
+    assert sender.fully_qualified_namespace == f"127.0.0.1:{pair.primary.namespace.port}"
+    assert sender.client_identifier == "mine"
+    named = getattr(sender, "sender", sender)
+    assert str(named) == f"Sender client id: mine, entity: {pair.path}"
+
+
+# ---- sending ----
+
+
+def test_while_all_is_well_messages_go_to_the_primary_unchanged_and_nowhere_else(pair: Pair) -> None:
+    sender = pair.sender()
+    receipt = sender.send_messages(text("hello", message_id="one", application_properties={"a": 1}))
+    assert receipt == (Route.PRIMARY, pair.path, None, ("one",), 1)
+    (arrived,) = pair.peek()
+    assert (str(arrived), arrived.message_id, arrived.application_properties) == ("hello", "one", {b"a": 1})
+    assert (pair.received, pair.stored) == (1, [0, 0, 0])
+    assert not pair.events
+
+
+def test_every_form_of_a_message_that_the_sdk_takes_is_taken(pair: Pair) -> None:
+    sender = pair.sender()
+    annotated = AmqpAnnotatedMessage(data_body=b"two", properties=AmqpMessageProperties(message_id="2"))
+    batch = sender.create_message_batch()
+    batch.add_message(text("four", message_id="4"))
+    for message, ids in (
+        ({"body": "one", "message_id": "1"}, ("1",)),
+        (annotated, ("2",)),
+        ([text("three", message_id="3")], ("3",)),
+        (batch, ("4",)),
+        (iter([text("five", message_id="5"), {"body": "six", "message_id": "6"}]), ("5", "6")),
+    ):
+        assert sender.send_messages(message).message_ids == ids
+    assert [str(one) for one in pair.peek()] == ["one", "two", "three", "four", "five", "six"]
+
+
+def test_what_is_no_message_is_refused(pair: Pair) -> None:
+    sender = pair.sender()
+    for nonsense in (7, [7]):
+        with pytest.raises(TypeError, match="not int"):
+            sender.send_messages(nonsense)
+
+
+def test_nothing_to_send_is_no_operation(pair: Pair) -> None:
+    sender = pair.sender()
+    assert sender.send_messages([]).message_ids == ()
+    assert sender.schedule_messages([], None) == []
+    assert sender.cancel_scheduled_messages([]) is None
+    assert pair.links == 0
+    assert sender.send_messages(sender.create_message_batch()).attempts == 0
+    assert pair.received == 0
+
+
+def test_a_list_arrives_as_one_batch_in_order(pair: Pair) -> None:
+    receipt = pair.sender().send_messages([text(str(number)) for number in range(50)])
+    assert len(set(receipt.message_ids)) == 50
+    assert [str(one) for one in pair.peek()] == [str(number) for number in range(50)]
+
+
+def test_a_list_that_no_batch_can_hold_is_refused_as_the_sdk_does(pair: Pair) -> None:
+    sender = pair.sender()
+    with pytest.raises(MessageSizeExceededError):
+        sender.send_messages([text("x" * 100_000) for _ in range(3)])
+    assert pair.received == 0
+    assert sender.send_messages(text()).route is Route.PRIMARY
+
+
+def without_id() -> AmqpAnnotatedMessage:
+    return AmqpAnnotatedMessage(data_body=b"no id")
+
+
+def test_a_missing_message_id_is_filled_in_for_one_send(pair: Pair) -> None:
+    sender, message = pair.sender(), without_id()
+    ids = {sender.send_messages(message).message_ids[0] for _ in range(2)}
+    ids |= set(sender.send_messages([message]).message_ids)
+    assert len(ids) == 3
+    assert {one.message_id for one in pair.peek()} == ids
+    assert message.properties is None or message.properties.message_id is None
+
+
+def test_a_message_that_failed_keeps_its_id_so_that_trying_again_sends_the_same_message(pair: Pair) -> None:
+    sender, message = pair.sender(), without_id()
+    pair.strike(Kind.REJECT, condition="com.microsoft:argument-error", count=1)
+    with pytest.raises(azure.servicebus.exceptions.ServiceBusError):
+        sender.send_messages(message)
+    assert message.properties is not None
+    kept = message.properties.message_id
+    assert kept is not None
+    assert sender.send_messages(message).message_ids == (kept,)
+
+
+# ---- opening and closing ----
+
+
+def test_it_opens_when_it_is_first_used(pair: Pair) -> None:
+    sender = pair.sender()
+    entered = sender.__aenter__() if pair.kind == "aio" else sender.__enter__()
+    assert entered is getattr(sender, "sender", sender)
+    assert pair.links == 0
+    sender.send_messages(text())
+    assert pair.links == 1
+
+
+def test_many_first_sends_at_once_open_one_link(pair: Pair) -> None:
+    sender = pair.sender()
+    if pair.kind == "aio":
+
+        async def send_all() -> None:
+            await asyncio.gather(*(sender.sender.send_messages(text(str(number))) for number in range(8)))
+
+        pair.stage.loop.run(send_all())
+    else:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(sender.send_messages, [text(str(number)) for number in range(8)]))
+    assert (pair.received, pair.links) == (8, 1)
+
+
+def test_a_closed_sender_refuses_everything_and_leaves_no_link(pair: Pair) -> None:
+    sender = pair.sender()
+    sender.send_messages(text())
+    sender.close()
+    pair.stage.wait_until(lambda: pair.links == 0)
+    for call in (
+        lambda: sender.send_messages(text()),
+        lambda: sender.schedule_messages(text(), None),
+        lambda: sender.cancel_scheduled_messages(1),
+        sender.create_message_batch,
+        sender.open_standby,
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    sender.close()
+
+
+# ---- arguments and errors ----
+
+
+def test_a_timeout_that_is_not_above_0_is_refused(pair: Pair) -> None:
+    sender = pair.sender()
+    for call in (sender.send_messages, lambda given, timeout: sender.schedule_messages(given, None, timeout=timeout)):
+        with pytest.raises(ValueError, match="timeout must be greater than 0, not 0"):
+            call(text(), timeout=0)
+    assert pair.links == 0
+
+
+def test_an_unknown_keyword_is_a_warning_as_with_the_sdk(pair: Pair) -> None:
+    with pytest.warns(UserWarning, match="Unsupported keyword args"):
+        pair.sender().send_messages(text(), colour="blue")
+
+
+def test_an_error_that_is_no_outage_goes_to_the_caller_and_nothing_is_diverted(pair: Pair) -> None:
+    with pytest.raises(ServiceBusAuthenticationError):
+        pair.sender("no-such-queue").send_messages(text())
+    sender = pair.sender()
+    for kind, fields in (
+        (Kind.REJECT, {"condition": "com.microsoft:argument-error"}),
+        (Kind.REJECT, {"condition": "amqp:unauthorized-access"}),
+        (Kind.FILL, {}),
+    ):
+        fault = pair.strike(kind, count=1, **fields)
+        with pytest.raises(azure.servicebus.exceptions.ServiceBusError):
+            sender.send_messages(text())
+        assert fault.fired == 1
+    with pytest.raises(MessageSizeExceededError):
+        sender.send_messages(text("x" * 300_000))
+    assert (pair.received, pair.stored, pair.events) == (0, [0, 0, 0], [])
+    assert sender.send_messages(text()).route is Route.PRIMARY
+
+
+def test_a_faulted_pairing_refuses_every_call(pair: Pair) -> None:
+    sender = pair.sender()
+    sender.send_messages(text())
+    pair.pairing.set_fault("the other side was closed")
+    for call in (
+        lambda: sender.send_messages(text()),
+        lambda: sender.schedule_messages(text(), None),
+        lambda: sender.cancel_scheduled_messages(1),
+        sender.create_message_batch,
+    ):
+        with pytest.raises(PairedClientFaultedError, match="the other side was closed"):
+            call()
+    assert pair.received == 1
+
+
+def test_the_users_message_is_not_changed(pair: Pair) -> None:
+    message = ServiceBusMessage("hello", application_properties={"a": 1}, session_id="s", message_id="one")
+    before = repr(message)
+    sender = pair.sender()
+    sender.send_messages(message)
+    pair.pairing.fail_over(pair.path)
+    sender.send_messages(message)
+    sender.send_messages([message, message])
+    assert repr(message) == before

@@ -1,0 +1,235 @@
+"""Whatever breaks, on either side or here: nothing is lost, and the syphon goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.broker.contract.bus import let_pass
+from tests.syphon.bus import MOMENT, eventually
+from tests.syphon.pumping import BACKLOG, Pair, bodies, counting, numbered
+
+from twinbus.amqp import sections
+from twinbus.broker import DEFAULT, Fault, Kind, Operation
+from twinbus.ledger import OperationKind
+from twinbus.syphon import AmqpError, ConnectionLost, LinkDetached
+from twinbus.syphon.connector import Side
+
+MANY = 3000
+
+
+def all_of(count: int) -> set[bytes]:
+    return set(bodies(range(count)))
+
+
+async def test_an_outage_of_the_primary_in_the_middle_loses_nothing(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(MANY)))
+    async with pair.running() as host:
+        await pair.until("orders", 200)
+        faults = [pair.primary.faults.add(Fault(kind)) for kind in (Kind.REFUSE, Kind.RESET)]
+        await eventually(lambda: not host.status().primary_connected)
+        await eventually(lambda: pair.backlog.locked == 0)  # what was not sent is given back
+        delivered = pair.backlog.activity.delivered
+        await asyncio.sleep(5 * MOMENT)
+        assert pair.backlog.activity.delivered == delivered  # and nothing is taken meanwhile
+        for fault in faults:
+            pair.primary.faults.remove(fault.id)
+        await eventually(lambda: pair.is_backlog_empty)
+    assert set(await pair.arrived("orders")) == all_of(MANY)
+    assert pair.rows(OperationKind.DEFER) == 0  # it was no destination that failed
+
+
+async def test_an_outage_of_the_secondary_in_the_middle_loses_nothing_and_doubles_nothing(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(MANY)))
+    async with pair.running() as host:
+        await pair.until("orders", 200)
+        faults = [pair.secondary.faults.add(Fault(kind)) for kind in (Kind.REFUSE, Kind.RESET)]
+        await eventually(lambda: not host.status().secondary_connected)
+        for fault in faults:
+            pair.secondary.faults.remove(fault.id)
+        await eventually(lambda: host.status().queues[0].is_receiving)
+        while not pair.is_backlog_empty:
+            await let_pass(pair.secondary, pair.clock, 61)  # for the locks of the lost link
+            await asyncio.sleep(MOMENT)
+    arrived = await pair.arrived("orders")
+    assert set(arrived) == all_of(MANY)
+    assert len(arrived) == MANY  # what was accepted is remembered, and only completed when it comes again
+
+
+async def test_a_link_to_the_backlog_that_is_detached_is_attached_again(pair: Pair) -> None:
+    detached = pair.secondary.faults.add(Fault(Kind.DETACH, BACKLOG, frozenset({Operation.RECEIVE}), count=1))
+    await pair.put(numbered("orders", range(50)))
+    async with pair.running():
+        await eventually(lambda: detached.fired == 1)
+        await pair.until("orders", 50)
+
+
+async def test_a_syphon_that_starts_before_the_namespaces_are_there_waits_for_them(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(5)))
+    refused = [one.faults.add(Fault(Kind.REFUSE)) for one in (pair.primary, pair.secondary)]
+    async with pair.running():
+        await asyncio.sleep(3 * MOMENT)
+        pair.secondary.faults.remove(refused[1].id)
+        await asyncio.sleep(3 * MOMENT)
+        pair.primary.faults.remove(refused[0].id)
+        await pair.until("orders", 5)
+        await eventually(lambda: pair.is_backlog_empty)
+
+
+async def test_until_empty_gives_up_if_a_namespace_cannot_be_reached(pair: Pair) -> None:
+    pair.primary.faults.add(Fault(Kind.REFUSE))
+    with pytest.raises(ConnectionLost):
+        await pair.drain()
+
+
+async def test_until_empty_gives_up_if_the_backlog_may_not_be_read(pair: Pair) -> None:
+    pair.secondary.faults.add(
+        Fault(Kind.REJECT, BACKLOG, frozenset({Operation.ATTACH}), condition="amqp:unauthorized-access")
+    )
+    with pytest.raises(LinkDetached, match="unauthorized"):
+        await pair.drain()
+
+
+async def test_a_wrong_key_is_an_error_that_does_not_show_it(pair: Pair) -> None:
+    text = pair.secondary.connection_string
+    wrong = text.replace("SharedAccessKey=", "SharedAccessKey=wrong")
+    host = pair.host()
+    host._sides = host._sides[0], Side.from_connection_string(wrong)
+    with pytest.raises(AmqpError) as caught:
+        await host.drain()
+    assert "wrong" not in str(caught.value)
+
+
+async def test_a_slow_primary_does_not_lose_locks_that_are_renewed() -> None:
+    async with Pair(DEFAULT, lock_seconds=5) as pair:
+        await pair.create("orders")
+        await pair.put(numbered("orders", range(5)))
+        pair.primary.faults.add(Fault(Kind.SLOW, "orders", frozenset({Operation.SEND}), delay=8.0))
+        async with pair.running():
+            await eventually(lambda: pair.is_backlog_empty)
+        assert pair.queue("orders").activity.received == 5
+        assert pair.backlog.activity.delivered == 5
+        assert pair.rows(OperationKind.RENEW) >= 5
+
+
+async def test_only_what_is_sent_is_renewed_the_rest_is_given_back() -> None:
+    async with Pair(DEFAULT, lock_seconds=5) as pair:
+        await pair.create("orders")
+        await pair.put(numbered("orders", range(8)))
+        busy = pair.primary.faults.add(Fault(Kind.THROTTLE, "orders", frozenset({Operation.SEND})))
+        async with pair.running(options={"retry_min": 1, "retry_max": 30}):
+            await eventually(lambda: pair.rows(OperationKind.ABANDON) >= 8)
+            assert pair.rows(OperationKind.RENEW) == 0
+            pair.primary.faults.remove(busy.id)
+
+
+async def test_two_syphons_at_once_are_safe(pair: Pair) -> None:
+    await pair.put([message for number in range(1000) for message in numbered("orders", [number])])
+    await pair.put(numbered("later", range(50)))
+    await asyncio.gather(pair.drain(), pair.drain())
+    arrived = await pair.arrived("orders")
+    assert set(arrived) == all_of(1000)
+    assert len(arrived) == 1000
+    assert pair.backlog.counters.deferred == 50
+    await pair.create("later")
+    await asyncio.gather(pair.drain(), pair.drain())
+    later = await pair.arrived("later")
+    assert sorted(map(int, later)) == list(range(50))
+    assert pair.is_backlog_empty
+
+
+# ---- closing ----
+
+
+async def test_closing_gives_back_what_was_not_sent_and_leaves_nothing_behind(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(200)))
+    before = asyncio.all_tasks()
+    host = pair.host(options={"rate": 20})
+    await host.start()
+    await pair.until("orders", 3)
+    async with asyncio.timeout(5):
+        await host.close()
+    assert asyncio.all_tasks() == before
+    await eventually(lambda: not pair.primary.connections and not pair.secondary.connections)
+    assert pair.backlog.locked == 0
+    received = pair.queue("orders").activity.received
+    assert pair.backlog.counters.active == 200 - received
+    async with pair.running():
+        await eventually(lambda: pair.is_backlog_empty)
+    arrived = await pair.arrived("orders")
+    assert arrived == bodies(range(200))
+
+
+async def test_what_is_given_back_is_not_a_delivery_that_failed(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(50)))
+    async with pair.running(options={"rate": 5}):
+        await pair.until("orders", 1)
+    peeked = pair.backlog.peek(0, 1)[0]
+    assert sections.list_fields(sections.split_sections(peeked.encoded()).header, 5)[4] == 0
+
+
+async def test_closing_waits_for_what_is_under_way(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(5)))
+    slow = pair.primary.faults.add(Fault(Kind.SLOW, "orders", frozenset({Operation.SEND}), delay=1.0))
+    host = pair.host()
+    await host.start()
+    await eventually(lambda: slow.fired == 5)
+    await host.close()
+    assert pair.is_backlog_empty
+    assert pair.queue("orders").activity.received == 5
+
+
+async def test_closing_is_bounded_while_everything_hangs(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinbus.syphon.pump.CLOSE_TIMEOUT", 0.5)
+    await pair.put(numbered("orders", range(5)))
+    silence = pair.primary.faults.add(Fault(Kind.BLACKHOLE, "orders", frozenset({Operation.SEND})))
+    host = pair.host()
+    await host.start()
+    await eventually(lambda: silence.fired == 5)
+    async with asyncio.timeout(10):
+        await host.close()
+
+
+async def test_a_syphon_can_be_closed_while_it_cannot_connect(pair: Pair) -> None:
+    pair.primary.faults.add(Fault(Kind.BLACKHOLE))
+    host = pair.host()
+    await host.start()
+    await asyncio.sleep(MOMENT)
+    async with asyncio.timeout(5):
+        await host.close()
+    await eventually(lambda: not pair.secondary.connections)
+
+
+# ---- links that say nothing ----
+
+
+async def test_a_link_that_is_silent_is_asked_for_a_sign(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinbus.syphon.intake.SILENCE", 0.2)
+    async with pair.running() as host:
+        await eventually(lambda: host.status().queues[0].is_receiving)
+        receiver = host._pumps[0].intake.receiver  # type: ignore[union-attr]
+        heard = receiver.last_activity
+        await eventually(lambda: receiver.last_activity > heard + 0.5)  # it was asked, and answered
+        assert host._pumps[0].intake.receiver is receiver  # type: ignore[union-attr]
+
+
+async def test_a_link_that_gives_no_sign_is_replaced(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinbus.syphon.intake.SILENCE", 0.2)
+    monkeypatch.setattr("twinbus.syphon.intake.SIGN_TIMEOUT", 0.2)
+    monkeypatch.setattr("twinbus.broker.links.OutgoingLink.on_flow", lambda link, flow: None)
+    async with pair.running() as host:
+        await eventually(lambda: host.status().queues[0].is_receiving)
+        receiver = host._pumps[0].intake.receiver  # type: ignore[union-attr]
+        await eventually(lambda: receiver.error is not None)
+        monkeypatch.undo()
+        await pair.put(numbered("orders", range(3)))
+        await pair.until("orders", 3)
+
+
+async def test_polls_do_not_ask_anything_of_the_namespace(pair: Pair) -> None:
+    requests = counting(pair.secondary, BACKLOG, Operation.MANAGEMENT, Operation.ATTACH)
+    async with pair.running(options={"poll": 0.2}):
+        await eventually(lambda: pair.rows(OperationKind.POLL) >= 1)
+        before = requests.fired
+        await eventually(lambda: pair.rows(OperationKind.POLL) >= 5)
+        assert requests.fired == before

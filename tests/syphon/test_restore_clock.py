@@ -1,0 +1,92 @@
+"""The broker's clock, told by its locks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.broker.contract.bus import SettableClock
+from tests.syphon.bus import PATIENCE, connect, message, receive
+
+from twinbus.amqp import sections
+from twinbus.amqp.types import DecodeError, Symbol, Timestamp
+from twinbus.broker import Namespace, QueueDescription
+from twinbus.syphon import Connection
+from twinbus.syphon.clock import MAX_LOCK_MS, BrokerClock
+
+NOW = 1_794_000_000_000
+MINUTE = 60_000
+
+
+def delivered(at: int, lock: int = MINUTE, waited: int = 0) -> bytes:
+    """A message that was delivered at a time of the broker's clock, so long after it was enqueued."""
+    times = {"x-opt-locked-until": Timestamp(at + lock), "x-opt-enqueued-time": Timestamp(at - waited)}
+    entries = [sections.entry(Symbol(name), value) for name, value in times.items()]
+    return sections.map_section(sections.MESSAGE_ANNOTATIONS, entries) + message()
+
+
+def test_a_lock_tells_the_time_of_the_delivery() -> None:
+    clock = BrokerClock(MINUTE)
+    clock.observe(delivered(NOW, waited=10**9), at=100.0)
+    assert clock.now_ms(at=100.0) == NOW
+    assert clock.now_ms(at=107.5) == NOW + 7_500
+
+
+def test_a_later_delivery_sets_the_clock() -> None:
+    clock = BrokerClock(MINUTE)
+    clock.observe(delivered(NOW, waited=10**9), at=0.0)
+    clock.observe(delivered(NOW + 5_000, waited=10**9), at=1.0)
+    assert clock.now_ms(at=1.0) == NOW + 5_000
+
+
+@given(st.integers(1, MAX_LOCK_MS), st.lists(st.integers(0, 10**9), min_size=1, max_size=5))
+def test_without_the_lock_duration_the_clock_is_never_fast_and_at_most_five_minutes_slow(
+    lock: int, waited: list[int]
+) -> None:
+    clock = BrokerClock()
+    for one in waited:
+        clock.observe(delivered(NOW, lock, one), at=0.0)
+    assert NOW - MAX_LOCK_MS < clock.now_ms(at=0.0) <= NOW
+    assert NOW - clock.now_ms(at=0.0) <= min(waited)
+
+
+def test_a_message_without_a_lock_tells_nothing() -> None:
+    clock = BrokerClock(MINUTE)
+    clock.observe(message(), at=0.0)
+    with pytest.raises(RuntimeError, match="first delivery"):
+        clock.now_ms(at=0.0)
+    with pytest.raises(DecodeError):
+        clock.observe(b"no message", at=0.0)
+
+
+@pytest.mark.parametrize("lock_ms", [0, -1, MAX_LOCK_MS + 1])
+def test_a_lock_duration_that_no_queue_has_is_refused(lock_ms: int) -> None:
+    with pytest.raises(ValueError, match=f"lock_ms must be from 1 to {MAX_LOCK_MS}"):
+        BrokerClock(lock_ms)
+
+
+@pytest.fixture
+async def ahead() -> AsyncIterator[tuple[SettableClock, Connection]]:
+    """A namespace whose clock goes a quarter of an hour ahead of ours, with the queue `orders`."""
+    time = SettableClock()
+    time.ahead = 900.0
+    async with Namespace("contoso", clock=time) as namespace:
+        await namespace.create(QueueDescription("orders", lock_duration=45 * 10_000_000))
+        async with connect(namespace) as connection:
+            yield time, connection
+
+
+async def test_a_real_namespaces_clock_is_told_without_ours(ahead: tuple[SettableClock, Connection]) -> None:
+    time, connection = ahead
+    sender = await connection.attach_sender("orders")
+    for clock in (BrokerClock(45_000), BrokerClock()):
+        receiver, inbox = await receive(connection, "orders", 1)
+        await sender.deliver(message(), PATIENCE)
+        payload = (await inbox.take_one()).payload
+        now = asyncio.get_running_loop().time()
+        clock.observe(payload, now)
+        assert abs(clock.now_ms(now) - time() * 1000) < 1000
+        await receiver.close(PATIENCE)
