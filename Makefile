@@ -14,7 +14,7 @@ INSTALLED_CONFORMANCE := .venv/.installed-conformance
 RUN_PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast demo conformance bench-broker bench-memory format constraints clean
+.PHONY: help venv check test test-fast demo conformance bench-broker bench-memory bench-ledger format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -57,6 +57,9 @@ bench-broker: $(INSTALLED) ## Measure the embedded namespace (QUICK=1 for a tent
 
 bench-memory: $(INSTALLED) ## Push and store a million messages, and watch the memory (QUICK=1 for a tenth)
 	@$(BIN)/python bench/memory.py
+
+bench-ledger: $(INSTALLED) ## Measure what the ledger costs a sender, and its files (QUICK=1 for a tenth)
+	@$(BIN)/python bench/ledger.py
 
 format: $(INSTALLED) ## Sort the imports, mend what can be mended, format
 	@$(BIN)/ruff check --fix

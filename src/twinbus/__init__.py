@@ -1,6 +1,6 @@
 """Paired namespaces for Azure Service Bus: your sends outlive your namespace.
 
-The names are found when they are first used, so that `import twinbus` costs nothing: `twinbus serve` needs no SDK.
+The names are found when they are first used, so that `import twinbus` alone loads nothing of the SDK.
 """
 
 from __future__ import annotations

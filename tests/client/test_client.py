@@ -356,6 +356,7 @@ async def test_the_first_label_of_the_host_is_the_name_and_nobody_is_asked() -> 
         (side("contoso"), side("standby", entity_name="q"), {}, "EntityPath=q"),
         (side("10.0.0.1"), side("standby"), {"create_backlog": False}, "primary_name"),
         (side("contoso", http_proxy={"proxy_hostname": "p"}), side("standby"), {"enable_syphon": True}, "http_proxy"),
+        (side("contoso:99999"), side("standby"), {"enable_syphon": True}, "port"),
     ],
 )
 async def test_what_cannot_be_paired_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def write(
     url: str | Path, count: int, *, prefix: str = "m", files: int = 1, ts: int = NOON, at: int = NOON
 ) -> set[str]:
     """Write so many messages into each of so many files; their ids."""
-    names = iter(range(at, at + files))
-    with LedgerWriter(url, rotation=Rotation(rows=count, flush_seconds=0.0), now_us=lambda: next(names)) as writer:
+    times = count_from(at)
+    with LedgerWriter(url, rotation=Rotation(rows=count, flush_seconds=0.0), now_us=lambda: next(times)) as writer:
         ids = [f"{prefix}-{number}" for number in range(count * files)]
         for start in range(0, len(ids), count):
             for one in ids[start : start + count]:
@@ -196,9 +197,9 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
 
 def test_a_compaction_that_takes_too_long_gives_up(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=3)
-    times = iter([TOMORROW, TOMORROW + DAY // 2 + 1])
+    later = iter([TOMORROW, TOMORROW + DAY // 2 + 1])
     with pytest.raises(LedgerError, match="compacting day=2026-11-16 took too long"):
-        compact(tmp_path, now_us=lambda: next(times))
+        compact(tmp_path, now_us=lambda: next(later))
     assert len(names_of(tmp_path)) == 3
     assert message_ids(tmp_path) == once(ids)
 

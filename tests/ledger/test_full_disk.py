@@ -78,6 +78,7 @@ def test_a_full_disk_costs_telemetry_rows_which_are_counted_and_nothing_else(dis
         # What could not be written is not left lying about, in the way of others.
         assert [file for file in ledger.glob("*/.*") if file.stat().st_size] == []
         disk.free()
+        writer.request_flush().result(SECONDS)
         writer.record(a_send("after"))
         writer.request_flush().result(SECONDS)
         dropped = writer.status().dropped_rows
@@ -101,7 +102,7 @@ def test_a_full_disk_fails_a_flush_and_room_lets_it_succeed(disk: SmallDisk) -> 
         disk.fill()
         for one in sends(200):
             proof.record(one)
-        with pytest.raises(NotDurable, match="not durable after 0.5 s: No space left on device"):
+        with pytest.raises(NotDurable, match=r"not durable after 0\.5 s: No space left on device"):
             proof.flush()
         disk.free()
         Proof(writer).flush()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from tests.ledger.rows import DAY, HOUR, a_send, message_ids
+from tests.ledger.stores import until
 
 from twinbus.ledger.compact import compact
 from twinbus.ledger.layout import parse_temp
@@ -52,6 +53,10 @@ class Recording:
         self.process.stdout.close()
 
 
+def temporaries(folder: Path) -> list[Path]:
+    return [file for file in folder.glob("*/.*") if parse_temp(file.name)]
+
+
 def is_whole(file: Path) -> bool:
     return pq.read_table(file, partitioning=None).num_rows > 0
 
@@ -76,12 +81,12 @@ def test_what_was_declared_durable_survives_a_kill_and_no_torn_file_is_seen(seed
 
 
 def test_leftovers_of_a_killed_writer_are_ignored_and_removed_in_the_end(tmp_path: Path) -> None:
-    # Whether a kill leaves a temporary file behind is luck, so the test goes on until it did.
-    for attempt in range(200):
+    # Whether a kill hits a write is luck: the file may be whole a moment after it was seen.
+    for attempt in range(30):
         process = Recording(tmp_path, f"writer-{attempt}")
-        assert process.has_begun.wait(SECONDS)
+        until(lambda: any(temporaries(tmp_path)))
         process.kill()
-        left = [file for file in tmp_path.glob("*/.*") if parse_temp(file.name)]
+        left = temporaries(tmp_path)
         if left:
             break
     else:

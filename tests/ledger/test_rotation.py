@@ -39,12 +39,17 @@ def test_what_waits_is_written_every_so_many_seconds() -> None:
     assert pace.due_at(1, urgent=False) == NOW + 120
 
 
-def test_a_flush_after_a_pause_is_at_once_and_the_next_one_waits_for_company() -> None:
+def test_flushes_are_at_once_at_first_and_wait_longer_for_company_the_longer_they_go_on() -> None:
     pace = a_pace(flush_seconds=0.25)
     assert pace.due_at(1, urgent=True) <= NOW
-    pace.wrote(NOW, urgent=True)
-    assert pace.due_at(1, urgent=True) == NOW + 0.25
-    assert pace.due_at(1, urgent=True) < pace.due_at(1, urgent=False)
+    waited = []
+    for second in range(10):
+        pace.wrote(NOW + second, urgent=True)
+        waited.append(pace.due_at(1, urgent=True) - NOW - second)
+    assert waited == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.25, 0.25, 0.25, 0.25])
+    pace.wrote(NOW + 20, urgent=True)
+    assert pace.due_at(1, urgent=True) == NOW + 20
+    assert pace.due_at(1, urgent=False) == NOW + 80
 
 
 def test_a_file_of_the_rotation_does_not_hold_a_flush_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,8 +12,9 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import ServiceBusClient
 from tests.pairing.twins import Events, Twins, down, eventually, operations
 
-from twinbus.broker import AZURE, DEFAULT
-from twinbus.ledger.recorder import OperationKind
+from twinbus.broker import AZURE, DEFAULT, Fault, Kind
+from twinbus.broker.faults import Operation as At
+from twinbus.ledger.recorder import OperationKind, Outcome
 from twinbus.pairing import scanning
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import BacklogWarning
@@ -129,6 +131,18 @@ async def test_a_look_is_bounded_and_says_so(
     await background.close()
     assert sessions_of(pairing).count == 4
     assert "more than 4 messages" in (await events.next(BacklogWarning)).message
+
+
+async def test_a_look_without_an_answer_is_broken_off_and_leaves_no_connection(twins: Twins) -> None:
+    for index in range(2):
+        twins.secondary.faults.add(Fault(Kind.BLACKHOLE, entity=PATH.format(index), on=frozenset({At.MANAGEMENT})))
+    pairing = twins.pairing(order="session", attempt_timeout=0.5)
+    background = twins.background(pairing)
+    async with asyncio.timeout(10):
+        await background.start()
+        await background.close()
+    assert {one.outcome for one in operations(pairing, OperationKind.PEEK)} == {Outcome.UNKNOWN}
+    await eventually(lambda: not twins.secondary.connections)
 
 
 async def test_a_backlog_that_cannot_be_asked_is_looked_through_later(

@@ -23,8 +23,8 @@ from twinbus.pairing.options import SyphonOptions
 from twinbus.syphon import ACCEPT, Delivery
 from twinbus.syphon.connector import Side
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.pump import Terms
 from twinbus.syphon.report import DrainReport
+from twinbus.syphon.terms import Terms
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
 LOCK_SECONDS = 60

@@ -20,8 +20,8 @@ from twinbus.pairing.options import SyphonOptions
 from twinbus.syphon import AmqpError
 from twinbus.syphon.connector import Side
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.pump import Terms
 from twinbus.syphon.report import DrainReport
+from twinbus.syphon.terms import Terms
 
 from .logs import LogFormat, configure_logs
 from .serve import BAD_USAGE, LEVELS, run_loop, spare_the_collector

@@ -6,6 +6,7 @@ from azure.servicebus import TransportType
 
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.syphon.endpoint import Endpoint
 
 
 def check_pair(primary: Namespace, secondary: Namespace, options: SendAvailabilityOptions) -> str:
@@ -41,3 +42,4 @@ def _check_syphon(namespace: Namespace) -> None:
             f"enable_syphon needs a direct connection to {namespace.fully_qualified_namespace}: leave out http_proxy"
             " and TransportType.AmqpOverWebsocket, or run `twinbus syphon` where there is one"
         )
+    Endpoint.parse(namespace.fully_qualified_namespace, tls=namespace.use_tls)

@@ -6,8 +6,8 @@ Asynchronous only, on one event loop: the application's own, or the private one 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from twinbus.ledger.recorder import NamespaceRole
@@ -16,11 +16,14 @@ from twinbus.pairing.backlog import ListedQueue, list_backlog
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Event, Faulted
 from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.tasks import Tasks
 from twinbus.syphon.connector import Side
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.pump import Terms
+from twinbus.syphon.terms import Terms
 
 from .partnership import GRACE, Partnership
+
+logger = logging.getLogger("twinbus.client")
 
 
 class Runtime:
@@ -31,42 +34,34 @@ class Runtime:
         self._primary = primary
         self._secondary = secondary
         self._partnership = partnership
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._broken)
+        self._starting: asyncio.Task[Any] | None = None
         self.background = Background(pairing, primary, secondary)
         self.syphon: SyphonHost | None = None
         self._forget: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
         """Start the background and, if the options say so, the syphon. Raises what `Background.start` raises."""
-        self._loop = asyncio.get_running_loop()
+        self._starting = asyncio.current_task()
+        self._tasks.open()
         await self.background.start()
         if self._pairing.options.enable_syphon:
             self._forget = self._pairing.events.subscribe(self._stop_after_fault)
-            self._begin(self._run_syphon)
+            self._tasks.begin(self._run_syphon)
 
     async def close(self) -> None:
-        """End pings and pumps. Nothing is left running or open."""
+        """End pings and pumps, also if they were only about to start. Nothing is left running or open."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait({self._starting})
         self._forget()
-        self._loop = None
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         await self.background.close()
         await self._stop_syphon()
 
-    def _begin(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        if self._loop is not None:
-            task = self._loop.create_task(work(*args))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def _begin_from_any_thread(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        if self._loop is not None:
-            # The loop may have been closed a moment ago.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._begin, work, *args)
+    def _broken(self, error: Exception) -> None:
+        logger.error("The syphon of %s could not be started or stopped", self._pairing.name, exc_info=error)
+        self._pairing.set_fault("its syphon could not be started or stopped", error)
 
     async def list_backlog(self) -> list[ListedQueue]:
         """All backlog queues of this pairing in the secondary, used or not."""
@@ -97,14 +92,14 @@ class Runtime:
 
     def _stop_after_fault(self, event: Event) -> None:
         if isinstance(event, Faulted):
-            self._begin_from_any_thread(self._stop_syphon)
+            self._tasks.call_from_any_thread(self._tasks.begin, self._stop_syphon)
 
     # ---- close and fault ----
 
     def client_ended(self, role: NamespaceRole) -> None:
         """One of the two clients was closed or has faulted; from any thread. Only a host of the syphon minds."""
         if self._pairing.options.enable_syphon:
-            self._begin_from_any_thread(self._fault_partner, role)
+            self._tasks.call_from_any_thread(self._tasks.begin, self._fault_partner, role)
 
     async def _fault_partner(self, role: NamespaceRole) -> None:
         await asyncio.sleep(GRACE)

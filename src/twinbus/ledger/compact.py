@@ -165,9 +165,7 @@ def _merge(store: Store, day: Day, group: list[str], terms: _Terms, done: Compac
     if terms.now_us() - terms.started_us > terms.keep_us // 2:
         raise LedgerError(f"compacting {day.folder} took too long")
     done.new_files += 1
-    new = layout.FileName(
-        terms.started_us, terms.random_bytes(8).hex(), os.getpid(), done.new_files, is_compacted=True
-    )
+    new = layout.FileName(terms.started_us, terms.random_bytes(8).hex(), os.getpid(), done.new_files, is_compacted=True)
     store.put(day.folder, str(new), data.getvalue())
     done.replaced_files += len(inputs)
     done.rows += rows.num_rows

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 FIRST_GUESS = 200  # bytes a row, until there is something to measure
 FIRST_RETRY, LAST_RETRY = 0.5, 30.0
 #: Somebody waits: a store that failed is tried again sooner.
-URGENT_RETRY = 1.0
+URGENT_RETRY = 0.25
+#: Flushes wait for company for this part of the time that they have been following one another.
+FLUSH_SHARE = 1 / 20
+#: After so many seconds without a flush the next one is the first again.
+FLUSH_PAUSE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +23,8 @@ class Rotation:
         rows: A file is written when so many rows wait; none has more.
         bytes: The same for the size of the rows before they are compressed, to about a row.
         seconds: What waits is written at least this often.
-        flush_seconds: Flushes that follow one another share a file, so that there are at most so many seconds between
-            two of them. A flush after a pause is at once.
+        flush_seconds: When flush follows flush they wait to share a file, at most so long and at first not at all: a
+            short drain is done at once, and a long one does not leave more than so many files behind.
 
     Raises:
         ValueError: Names the argument and its bound.
@@ -50,7 +54,7 @@ class Pace:
         # A full buffer drops rows, so it must be emptied before it is full.
         self._most_rows = min(rotation.rows, max(1, buffer_rows // 2))
         self._looked_at = now
-        self._flushed_at = -math.inf
+        self._flushed_at = self._first_flush_at = -math.inf
         self._retry_at: float | None = None
         self._retry_seconds = FIRST_RETRY
         self._row_bytes = float(FIRST_GUESS)
@@ -71,7 +75,12 @@ class Pace:
         if waiting >= self.rows_due:
             return self._looked_at
         at = self._looked_at + self._rotation.seconds
-        return min(at, self._flushed_at + self._rotation.flush_seconds) if urgent else at
+        return min(at, self._flushed_at + self._company_seconds()) if urgent else at
+
+    def _company_seconds(self) -> float:
+        if self._flushed_at == self._first_flush_at:
+            return 0.0
+        return min(self._rotation.flush_seconds, (self._flushed_at - self._first_flush_at) * FLUSH_SHARE)
 
     def measured(self, rows: int, size: int) -> None:
         """So many rows had so many bytes."""
@@ -84,6 +93,8 @@ class Pace:
         self._retry_at = None
         self._retry_seconds = FIRST_RETRY
         if urgent:
+            if now - self._flushed_at > FLUSH_PAUSE:
+                self._first_flush_at = now
             self._flushed_at = now
 
     def failed(self, now: float) -> None:

@@ -30,7 +30,7 @@ BUFFER_ROWS = 100_000
 CLOSE_SECONDS = 10.0
 OLD_TEMP_US = 3_600 * 1_000_000  # no writer takes that long for one file
 # Rows are made into columns a few at a time, with a rest in between: a sender that wants to go on waits for one part.
-PART_ROWS = 250
+PART_ROWS = 500
 REST_SECONDS = 0.00005
 
 #: Why rows are missing, as the ledger's `error`.

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient
 
@@ -18,15 +16,14 @@ from .core import DuePing, Pairing
 from .duplicates import DuplicateWindows
 from .namespaces import Namespace
 from .ping import ping
-from .scanning import SessionScanner
-from .standby import Standby
+from .scanning import SCAN_MIN, SessionScanner
+from .standby import RETRY_MIN, Standby
+from .tasks import Tasks
 
 logger = logging.getLogger("twinbus.pairing")
 
 #: Pings under way at the same time; each has a connection of its own.
 MAX_PINGS = 64
-#: How often somebody looks whether there are new entities.
-DUPLICATES_INTERVAL = 5.0
 
 
 class Background:
@@ -39,7 +36,7 @@ class Background:
         self.standby = Standby(pairing, primary, secondary)
         self._duplicates = DuplicateWindows(pairing, primary)
         self._clients: list[ServiceBusClient] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._broken)
 
     async def start(self) -> None:
         """Get the standby ready, or begin to keep trying, and act by the clock from now on.
@@ -48,23 +45,23 @@ class Background:
             BacklogConfigurationError: a backlog queue would lose or refuse messages.
             BacklogNotReadyError: a namespace refused to answer; with `strict` also if it could not be asked.
         """
-        self._loop = asyncio.get_running_loop()
+        self._tasks.open()
         self._woken = asyncio.Event()
         self._turns = asyncio.Semaphore(MAX_PINGS)
         self._pinging = self._client(self._primary)
         self._pairing.wake = self._wake
-        self._begin(self._act_by_the_clock)
+        self._tasks.begin(self._act_by_the_clock)
         try:
             await self.standby.prepare()
             if not self.standby.is_ready:
-                self._begin(self.standby.keep_trying)
+                self._tasks.begin(self._tasks.repeat, self.standby.try_again, RETRY_MIN)
             if self._pairing.options.create_backlog:
-                self._begin(self._look_for_duplicates)
+                self._tasks.begin(self._tasks.repeat, self._duplicates.look, 0.0)
             if self._pairing.diverted_sessions is not None:
                 scanner = SessionScanner(self._pairing, self._pairing.diverted_sessions, self._client(self._secondary))
                 if self.standby.is_ready:
                     await scanner.find_all()
-                self._begin(scanner.run)
+                self._tasks.begin(self._tasks.repeat, scanner.look_again, SCAN_MIN)
         except BaseException:
             await self.close()
             raise
@@ -72,10 +69,7 @@ class Background:
     async def close(self) -> None:
         """End everything, also pings under way. Nothing is left running or open."""
         self._pairing.wake = lambda: None
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         for client in self._clients:
             await client.close()
         self._clients.clear()
@@ -86,38 +80,26 @@ class Background:
         self._clients.append(client)
         return client
 
-    def _begin(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        task = self._loop.create_task(self._supervised(work, *args))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _supervised(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        try:
-            await work(*args)
-        except Exception as error:
-            # Without pings nobody would ever come back from a failover: better to say so.
-            logger.exception("The background of %s has stopped", self._pairing.name)
-            self._pairing.set_fault("its background has stopped", error)
+    def _broken(self, error: Exception) -> None:
+        """Without pings nobody would ever come back from a failover: better to say so."""
+        logger.error("The background of %s has stopped", self._pairing.name, exc_info=error)
+        self._pairing.set_fault("its background has stopped", error)
 
     # ---- the clock ----
 
     def _wake(self) -> None:
         """Look again what is to be done; from any thread."""
-        # The loop may have been closed a moment ago.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._woken.set)
+        self._tasks.call_from_any_thread(self._woken.set)
 
     async def _act_by_the_clock(self) -> None:
         while self._pairing.fault is None:
             self._woken.clear()
             for due in self._pairing.tick():
-                self._begin(self._ping, due)
+                self._tasks.begin(self._ping, due)
             at = self._pairing.next_time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if at is None else max(0.0, at - self._pairing.clock())):
                     await self._woken.wait()
-
-    # ---- pings ----
 
     async def _ping(self, due: DuePing) -> None:
         async with self._turns:
@@ -132,8 +114,3 @@ class Background:
                 self._pairing.ping_ok(due)
             finally:
                 await link.close()
-
-    async def _look_for_duplicates(self) -> None:
-        while True:
-            await self._duplicates.look()
-            await asyncio.sleep(DUPLICATES_INTERVAL)

@@ -27,6 +27,7 @@ from .recording import recorded
 
 logger = logging.getLogger("twinbus.pairing")
 
+LOOK_EVERY = 5.0
 _AT_ONCE = 20
 
 
@@ -40,11 +41,17 @@ class DuplicateWindows:
         self._windows: dict[Entity, float] = {}
         self._warned: dict[Entity, float] = {}
 
-    async def look(self) -> None:
-        """Ask for the windows of entities not asked for yet. Best effort: what cannot be asked is not asked again."""
+    async def look(self) -> float:
+        """Ask for the windows of entities not asked for yet; returns after how many seconds to look for more.
+
+        Best effort: what cannot be asked is not asked again.
+        """
         new = [entity for entity in self._pairing.entities() if entity not in self._asked][:_AT_ONCE]
-        if not new:
-            return
+        if new:
+            await self._ask_for(new)
+        return LOOK_EVERY
+
+    async def _ask_for(self, new: list[Entity]) -> None:
         self._asked.update(new)
         try:
             async with asyncio.timeout(self._pairing.options.attempt_timeout), self._primary.administration() as admin:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 JOIN_TIMEOUT = 30.0
+CLEAN_UP_TIMEOUT = 10.0
 
 
 class PrivateLoop:
@@ -87,7 +88,8 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=CLEAN_UP_TIMEOUT))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:

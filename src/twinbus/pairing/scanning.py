@@ -40,6 +40,7 @@ class SessionScanner:
         self._pairing = pairing
         self._sessions = sessions
         self._client = client
+        self._delay = SCAN_MIN
         # The queues that nobody has looked through since the start.
         self._unknown = set(range(pairing.options.backlog_queue_count))
 
@@ -70,17 +71,18 @@ class SessionScanner:
             message = f"more than {MAX_PAGES * PAGE} messages: sessions behind them may be sent out of order"
             self._pairing.publish(BacklogWarning(queue=self._pairing.queue_path(index), message=message))
 
-    async def run(self) -> None:
-        """Release sessions as the backlog gets empty. Never ends; looks ever less often while nothing changes."""
-        delay = SCAN_MIN
-        while True:
-            await asyncio.sleep(delay)
-            if self._unknown:
-                await self.find_all()
-            queues = self._sessions.queues([one.path for one in self._pairing.entities() if self._is_back(one)])
-            released = await self._release_all(queues)
-            is_waiting = bool(queues or self._unknown) and not released
-            delay = min(2 * delay, SCAN_MAX) if is_waiting else SCAN_MIN
+    async def look_again(self) -> float:
+        """Release the sessions that have left the backlog; returns after how many seconds to look again.
+
+        Ever later while sessions wait to be released and none was.
+        """
+        if self._unknown:
+            await self.find_all()
+        queues = self._sessions.queues([one.path for one in self._pairing.entities() if self._is_back(one)])
+        released = await self._release_all(queues)
+        is_waiting = bool(queues or self._unknown) and not released
+        self._delay = min(2 * self._delay, SCAN_MAX) if is_waiting else SCAN_MIN
+        return self._delay
 
     async def _release_all(self, queues: list[int]) -> int:
         released = 0

@@ -35,6 +35,7 @@ class Standby:
         self._primary = primary
         self._secondary = secondary
         self._done: set[int] = set()
+        self._delay = RETRY_MIN
         self.is_ready = False
         #: Set as soon as the backlog queues have their names.
         self.is_named = asyncio.Event()
@@ -58,23 +59,23 @@ class Standby:
                 raise BacklogNotReadyError(self._what_is_missing(), error) from error
             self._warn(error)
 
-    async def keep_trying(self) -> None:
-        """Try again, ever less often, until it has worked. Queues that must not be used stay out of the rotation."""
-        # Shorter than a cool-down, or such a queue would come back before it is looked at again.
-        longest = min(RETRY_MAX, self._pairing.options.backlog_cooldown / 2)
-        delay = min(RETRY_MIN, longest)
-        while not self.is_ready and self._pairing.fault is None:
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, longest)
-            previous = self.error
-            try:
-                await self._try()
-            except Exception as error:
-                # Whatever it is: a standby that is not ready must not take the primary down with it.
-                if str(error) != str(previous):
-                    self._warn(error)
-            else:
-                logger.info("The backlog of %s is ready", self._pairing.name)
+    async def try_again(self) -> float | None:
+        """Try once more; returns after how many seconds to do so again, ever later, and None if it has worked.
+
+        Queues that must not be used stay out of the rotation meanwhile.
+        """
+        previous = self.error
+        try:
+            await self._try()
+        except Exception as error:
+            # Whatever it is: a standby that is not ready must not take the primary down with it.
+            if str(error) != str(previous):
+                self._warn(error)
+            # Shorter than a cool-down, or such a queue would come back before it is looked at again.
+            self._delay = min(2 * self._delay, RETRY_MAX, self._pairing.options.backlog_cooldown / 2)
+            return self._delay
+        logger.info("The backlog of %s is ready", self._pairing.name)
+        return None
 
     async def _try(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .connection import Connection
+from .connector import Side
 from .credentials import BearerCredential, Credential, SasKey, SasToken, Token, as_credential
 from .endpoint import Endpoint, from_connection_string
 from .errors import (
@@ -19,9 +20,12 @@ from .errors import (
     RequestFailed,
     TimedOut,
 )
+from .host import SyphonHost
 from .management import LockedMessage, Management, Settlement
 from .receiver import ABANDON, ACCEPT, DEFER, RELEASE, Delivery, Receiver, dead_letter
+from .report import DrainReport, QueueStatus, SyphonStatus, Tally
 from .sender import Sender
+from .terms import Terms
 
 __all__ = [
     "ABANDON",
@@ -36,6 +40,7 @@ __all__ = [
     "Credential",
     "Delivery",
     "DeliveryFailed",
+    "DrainReport",
     "Endpoint",
     "LinkDetached",
     "LockedMessage",
@@ -43,6 +48,7 @@ __all__ = [
     "MessageTooLarge",
     "Modified",
     "NoRoom",
+    "QueueStatus",
     "Receiver",
     "Rejected",
     "Released",
@@ -51,6 +57,11 @@ __all__ = [
     "SasToken",
     "Sender",
     "Settlement",
+    "Side",
+    "SyphonHost",
+    "SyphonStatus",
+    "Tally",
+    "Terms",
     "TimedOut",
     "Token",
     "as_credential",

@@ -16,7 +16,7 @@ from .bookkeeping import Book
 from .errors import AmqpError, RequestFailed
 from .ledger_gate import LedgerGate
 from .management import Management, Settlement
-from .moves import EXPIRED, Memory, Move
+from .moves import EXPIRED, MAX_TEXT, Memory, Move
 
 PAGE = 500  # messages a look
 # Behind so many active messages in a row nothing is deferred: what is set aside was received first, and so many at
@@ -123,7 +123,7 @@ class Batch:
         self._decide(move, OperationKind.COMPLETE)
 
     def dead_letter(self, move: Move, reason: str, description: str) -> None:
-        self._dead.append((move, reason, description))
+        self._dead.append((move, reason, description[:MAX_TEXT]))
         self._decide(move, OperationKind.DEAD_LETTER)
 
     def defer(self, move: Move) -> None:

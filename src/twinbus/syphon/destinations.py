@@ -70,6 +70,8 @@ class Destinations:
         await self._primary.connected()
 
     def _primary_changed(self) -> None:
+        for circuit in self._circuits.values():
+            circuit.undecided(self._time())
         for listener in list(self.listeners):
             listener.primary_changed()
 

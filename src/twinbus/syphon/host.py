@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from .connector import Connector, Side
 from .destinations import Destinations
 from .pacing import Backoff, Pace
-from .pump import MAX_FAILURES, Pump, Terms
+from .pump import MAX_FAILURES, Pump
 from .report import DrainReport, SyphonStatus, merge
+from .terms import Terms
 
 logger = logging.getLogger("twinbus.syphon")
 

@@ -15,7 +15,7 @@ from .connection import Connection
 from .errors import AmqpError, TimedOut
 from .lanes import Lane
 from .ledger_gate import LedgerGate
-from .moves import EXPIRED, Memory, Move
+from .moves import EXPIRED, MAX_TEXT, Memory, Move
 from .pacing import CreditWindow
 from .receiver import ACCEPT, DEFER, RELEASE, Delivery, Receiver, dead_letter
 from .restore import EnvelopeError, Restored
@@ -26,7 +26,6 @@ logger = logging.getLogger("twinbus.syphon")
 SILENCE = 300.0  # seconds after which a link with credit is asked for a sign of life
 SIGN_TIMEOUT = 15.0
 STOP_TIMEOUT = 10.0
-MAX_TEXT = 1000  # of a dead letter's description; the service takes 4096 bytes
 
 
 class Intake:

@@ -80,6 +80,8 @@ class Lane:
         """A message came from the queue. As long as others of this destination are set aside, it is too."""
         if self._awaited:
             self._awaited.discard(move.restored.sequence_number)
+        if not self._is_movable(move):
+            return
         if (
             not self.is_allowed
             or self.deferred
@@ -87,17 +89,19 @@ class Lane:
             or self.is_fetching
             or not self.circuit.may_try(self._time())
         ):
-            if self._is_movable(move):
-                move.source.defer(move)
+            move.source.defer(move)
         else:
-            self.take(move)
+            self._line_up(move)
 
     def take(self, move: Move) -> None:
-        """Send a message as soon as there is room."""
+        """A message was fetched: its turn has come, whatever else is set aside."""
         if self._is_movable(move):
-            self.waiting.append(move)
-            if len(self.waiting) == 1:
-                self.kick()
+            self._line_up(move)
+
+    def _line_up(self, move: Move) -> None:
+        self.waiting.append(move)
+        if len(self.waiting) == 1:
+            self.kick()
 
     def _is_movable(self, move: Move) -> bool:
         """Whether a message may go to its destination at all; if not, it becomes a dead letter."""
@@ -256,6 +260,7 @@ class Lane:
         self.set_aside(move)
 
     def _refused(self, move: Move, error: AmqpError, is_hopeless: bool) -> None:
+        self.circuit.worked()  # whoever refuses a message is there
         move.refusals += 1
         if is_hopeless or move.refusals >= self._traffic.poison_tries:
             self._end_turn(move)
@@ -292,6 +297,8 @@ class Lane:
             self._sessions[session] = deque(move for move in queue if move not in taken)
         for move in taken:
             self._end_turn(move)
+        if not self.in_flight:
+            self.circuit.undecided(self._time())
         return sorted(taken, key=_number)
 
     def _unsent(self) -> list[Move]:

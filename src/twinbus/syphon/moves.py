@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXPIRED = "ExpiredInBacklog"
 POISON = "RefusedByDestination"
 LOOP = "DestinationIsBacklogQueue"
+MAX_TEXT = 1000  # characters of a dead letter's description; the service takes 4096 bytes
 
 MAX_REMEMBERED = 10_000
 

@@ -7,9 +7,10 @@ MAX_WINDOW_BYTES = 64 << 20
 FIRST_WINDOW = 10
 # A bucket holds what comes in so many seconds: a burst of a whole second would crowd out live traffic.
 BURST_SECONDS = 0.1
-# What a namespace that is busy gets of the rate it took before, and how fast that grows again.
-BUSY_SHARE = 0.8
-GROWTH, GROWTH_SECONDS = 1.1, 1.0
+# What a namespace that is busy gets of the rate it took before, at least of the rate it was given, and how fast that
+# grows again.
+BUSY_SHARE, LEAST_SHARE = 0.8, 0.3
+GROWTH, GROWTH_SECONDS = 1.15, 1.0
 SAMPLE = 50  # messages; what fewer of them took says little
 FORGET_ABOVE = 20.0  # times the rate that was too much
 
@@ -95,15 +96,21 @@ class Pace:
             return  # sent before the pause began
         if self._accepted:
             self._backoff.reset()
-        if self._accepted >= SAMPLE:
-            self._too_much = self._accepted / max(now - self._since, 0.001)
-            self._learned = TokenBucket(self._too_much * BUSY_SHARE, now)
-        elif self._learned is not None:
-            self._learned.rate = max(1.0, self._learned.rate * BUSY_SHARE)
+            self._learn(self._accepted / max(now - self._since, 0.001), now)
         self._resumes_at = now + self._backoff.next()
-        self._since, self._accepted = self._resumes_at, 0
+        # The pause counts: what it takes in the long run is what matters.
+        self._since, self._accepted = now, 0
         self._grows_at = self._resumes_at + GROWTH_SECONDS
         self._is_free = False
+
+    def _learn(self, taken: float, now: float) -> None:
+        """So many a second were taken since the namespace was last busy, and that was too much."""
+        if self._learned is not None:
+            self._learned.rate = max(1.0, taken * BUSY_SHARE, self._learned.rate * LEAST_SHARE)
+        elif self._accepted >= SAMPLE:
+            self._learned = TokenBucket(taken * BUSY_SHARE, now)
+        if self._learned is not None:
+            self._too_much = self._learned.rate / BUSY_SHARE
 
     def _grow(self, now: float) -> None:
         if self._learned is not None and now >= self._grows_at:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from twinbus.ledger.recorder import NullRecorder, Recorder
-from twinbus.pairing.events import EventBus, Moved
+from twinbus.pairing.events import Moved
 from twinbus.pairing.naming import entity_key
-from twinbus.pairing.options import Order, SyphonOptions, TimeToLive
 
 from .bookkeeping import Book
 from .connection import Connection
@@ -23,16 +21,18 @@ from .connector import Connector
 from .deferred import Look, look_through
 from .destinations import Destinations
 from .drain import Drain
-from .errors import AmqpError, RequestFailed
+from .errors import AmqpError
 from .intake import Intake
 from .lanes import Lane, Traffic
-from .ledger_gate import Flush, LedgerGate
+from .ledger_gate import LedgerGate
 from .management import Management
 from .moves import Memory, Move
 from .pacing import Backoff, CreditWindow
+from .renewal import Renewal
 from .report import QueueStatus
-from .restorer import LOCK_SECONDS, Restorer
+from .restorer import Restorer
 from .retrieval import Retrieval
+from .terms import Terms
 from .verdicts import NOT_FOUND
 
 logger = logging.getLogger("twinbus.syphon")
@@ -44,7 +44,7 @@ LOOK_EVERY = 3600.0  # seconds between two looks for what other syphons have lef
 CHECK_EVERY = 1.0
 LOCK_MARGIN = 5.0  # seconds after which a lock is over for sure
 MIN_TICK, MAX_TICK = 0.02, 0.5
-MAX_RENEWED = 500  # locks a request
+NO_DESTINATION = "(no destination)"  # of messages that somebody else has deferred
 
 _T = TypeVar("_T")
 
@@ -55,25 +55,6 @@ class OrderGap(AmqpError):  # noqa: N818 - what it is
 
 class LedgerFailed(AmqpError):  # noqa: N818 - what happened
     """The ledger cannot keep what was moved, so nothing more may be completed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How the pumps of a pairing work, and whom they tell.
-
-    `flush` makes the recorder's rows durable: with it, a message is completed only when its move is. `lock_seconds` is
-    the lock duration of the backlog queues.
-    """
-
-    options: SyphonOptions = field(default_factory=SyphonOptions)
-    ttl: TimeToLive = "remaining"
-    order: Order | None = None
-    pairing: str = ""
-    client: str = ""
-    recorder: Recorder = field(default_factory=NullRecorder)
-    events: EventBus = field(default_factory=EventBus)
-    flush: Flush | None = None
-    lock_seconds: float = LOCK_SECONDS
 
 
 class Pump:
@@ -90,7 +71,6 @@ class Pump:
         self._memory = Memory()
         self._gate = LedgerGate(terms.flush)
         self._management: Management | None = None
-        self._renewing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
         self._kick_timer: asyncio.TimerHandle | None = None
@@ -128,6 +108,7 @@ class Pump:
             self._new_backoff,
             self._open_management,
         )
+        self._renewal = Renewal(queue, self._book, self._open_management)
         destinations.listeners.append(self)
 
     def _new_backoff(self) -> Backoff:
@@ -141,7 +122,7 @@ class Pump:
             is_receiving=intake is not None and not intake.is_paused,
             in_flight=0 if intake is None else len(intake.open),
             destinations={
-                lane.path: replace(lane.tally, parked=len(lane.deferred))
+                lane.path or NO_DESTINATION: replace(lane.tally, parked=len(lane.deferred))
                 for lane in self.lanes.values()
                 if lane.path or lane.deferred
             },
@@ -193,6 +174,9 @@ class Pump:
 
     def _kick(self) -> None:
         self._kick_timer = None
+        self._kick_lanes()
+
+    def _kick_lanes(self) -> None:
         for lane in self.lanes.values():
             lane.kick()
 
@@ -338,6 +322,7 @@ class Pump:
             self._look_after(intake, now)
         if not self._closing.done():
             self.retrieval.start_due(self.lanes.values())
+        self._kick_lanes()
         if now - self._checked_at >= CHECK_EVERY:
             self._checked_at = now
             self._check_locks(now)
@@ -389,37 +374,7 @@ class Pump:
                 for move in late:
                     move.source.give_back(move)
         held: list[Move] = [] if self.intake is None else list(self.intake.open.values())
-        moves = self.restorer.to_renew([*held, *self.retrieval.moves()], now)
-        if moves and self._renewing is None:
-            self._renewing = self._loop.create_task(self._renew(moves[:MAX_RENEWED]))
-            self._renewing.add_done_callback(self._renewed)
-
-    async def _renew(self, moves: list[Move]) -> None:
-        """Start locks anew. One that is lost fails the request, so then each is asked for alone."""
-        try:
-            management = await self._open_management()
-            error = await self._renew_together(management, moves)
-            if isinstance(error, RequestFailed) and len(moves) > 1:
-                for move in moves:
-                    await self._renew_together(management, [move])
-        except AmqpError as error:
-            logger.info("Locks in %s were not renewed: %s", self.queue, error)
-
-    async def _renew_together(self, management: Management, moves: list[Move]) -> AmqpError | None:
-        # Also if it fails: nothing is gained by asking for a lost lock every second.
-        now = self._loop.time()
-        for move in moves:
-            move.locked_at = now
-        try:
-            await management.renew_locks([move.lock_token for move in moves])
-        except RequestFailed as error:
-            self._book.renewed(moves, error)
-            return error
-        self._book.renewed(moves, None)
-        return None
-
-    def _renewed(self, _: asyncio.Task[None]) -> None:
-        self._renewing = None
+        self._renewal.start(self.restorer.to_renew([*held, *self.retrieval.moves()], now))
 
     def _announce(self) -> None:
         for lane in self.lanes.values():
@@ -447,10 +402,10 @@ class Pump:
         for timer in (self._tick_timer, self._kick_timer):
             if timer is not None:
                 timer.cancel()
-        tasks = [task for task in (self._renewing, self._looking) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self._renewal.close()
         if self._management is not None:
             await self._management.close()
         if self in self._destinations.listeners:

@@ -61,8 +61,7 @@ class Host:
     async def close(self) -> None:
         """End the runtime, also if it has not quite started."""
         self._is_closed = True
-        if self._starting is None:
-            return
-        self._starting.cancel()
-        await asyncio.wait({self._starting})
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait({self._starting})
         await self._runtime.close()

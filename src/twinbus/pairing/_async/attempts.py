@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -29,6 +29,10 @@ sleep = asyncio.sleep
 T = TypeVar("T")
 
 
+class TurnTimeoutError(AttemptTimeoutError):
+    """Others were before us for all of the time; nothing was tried."""
+
+
 class Turn:
     """One at a time, each with a time to wait."""
 
@@ -37,42 +41,59 @@ class Turn:
 
     @contextlib.asynccontextmanager
     async def taken(self, path: str, seconds: float) -> AsyncIterator[None]:
-        """Raises `AttemptTimeoutError` if it takes longer."""
+        """Raises `TurnTimeoutError` if it takes longer."""
         try:
             async with asyncio.timeout(seconds):
                 await self._lock.acquire()
         except TimeoutError:
-            raise AttemptTimeoutError(path, seconds) from None
+            raise TurnTimeoutError(path, seconds) from None
         try:
             yield
         finally:
             self._lock.release()
 
 
-class Deadlines:
-    """Cancels calls that take too long. One timer serves them all, and is seldom set: a call costs next to nothing."""
+class Calls:
+    """Makes calls one after the other, and cancels those that take too long.
 
-    def __init__(self) -> None:
+    One timer serves them all, and is seldom set: a call costs next to nothing.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = asyncio.Lock()
         self._ends: dict[asyncio.Task[Any], float] = {}
         self._overdue: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf
 
-    async def within(self, call: Awaitable[T], seconds: float) -> T:
-        """Await it. Raises `TimeoutError` if it took longer."""
+    @property
+    def is_busy(self) -> bool:
+        return self._lock.locked()
+
+    async def make(self, call: Callable[..., Awaitable[T]], *arguments: Any, seconds: float) -> T:
+        """Call it when it is its turn, and await it.
+
+        Raises:
+            TurnTimeoutError: its turn did not come in time.
+            AttemptTimeoutError: it took longer.
+        """
         task = asyncio.current_task()
         assert task is not None
         requests = task.cancelling()
         self._ends[task] = ends = time.monotonic() + seconds
         if ends < self._next:
             self._set_timer(ends)
+        is_our_turn = False
         try:
-            return await call
+            async with self._lock:
+                is_our_turn = True
+                return await call(*arguments)
         except asyncio.CancelledError:
             # If somebody else wanted to cancel it as well, it is cancelled and not too late.
-            if task in self._overdue and task.uncancel() <= requests:
-                raise TimeoutError from None
-            raise
+            if task not in self._overdue or task.uncancel() > requests:
+                raise
+            raise (AttemptTimeoutError if is_our_turn else TurnTimeoutError)(self._path, seconds) from None
         finally:
             del self._ends[task]
             self._overdue.discard(task)
@@ -101,7 +122,10 @@ class Deadlines:
 
 
 class Link:
-    """A link to one entity. It is opened once, and thrown away when something is wrong with it."""
+    """A link to one entity. It is opened once, and thrown away when something is wrong with it.
+
+    It may be used by several tasks: each waits for its turn. The SDK's sender would send some messages twice.
+    """
 
     def __init__(self, sender: ServiceBusSender, path: str) -> None:
         sdk_seam.prepare(sender)
@@ -110,7 +134,7 @@ class Link:
         #: Found dead while nobody used it.
         self.is_broken = False
         self._is_idle = False
-        self._deadlines = Deadlines()
+        self._calls = Calls(path)
         self._keep_alive: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -139,30 +163,26 @@ class Link:
     async def send(self, message: ServiceBusMessage | ServiceBusMessageBatch, seconds: float) -> None:
         if isinstance(message, ServiceBusMessageBatch):
             sdk_seam.suit(message, self.sender)
-        await self._within(self.sender.send_messages(message), seconds)
+        self._is_idle = False
+        await self._calls.make(self.sender.send_messages, message, seconds=seconds)
 
     async def schedule(self, messages: list[ServiceBusMessage], at: datetime, seconds: float) -> list[int]:
-        return await self._within(self.sender.schedule_messages(messages, at), seconds)
+        self._is_idle = False
+        return await self._calls.make(self.sender.schedule_messages, messages, at, seconds=seconds)
 
     async def cancel(self, numbers: list[int], seconds: float) -> None:
-        await self._within(self.sender.cancel_scheduled_messages(numbers), seconds)
-
-    async def _within(self, call: Awaitable[T], seconds: float) -> T:
         self._is_idle = False
-        try:
-            return await self._deadlines.within(call, seconds)
-        except TimeoutError:
-            raise AttemptTimeoutError(self.path, seconds) from None
+        await self._calls.make(self.sender.cancel_scheduled_messages, numbers, seconds=seconds)
 
     async def _stay(self, interval: float) -> None:
         """Keep an idle link alive, and find out if it is not."""
         while not self.is_broken:
             self._is_idle = True
             await asyncio.sleep(interval)
-            if not self._is_idle:
+            if not self._is_idle or self._calls.is_busy:
                 continue
             try:
-                await sdk_seam.listen(self.sender)
+                await self._calls.make(sdk_seam.listen, self.sender, seconds=interval)
                 self.is_broken = not sdk_seam.is_open(self.sender)
             except Exception as error:
                 logger.debug("An idle link to %s broke: %r", self.path, error)
@@ -195,7 +215,7 @@ class Link:
             await asyncio.wait({opening}, timeout=ENDING)
             if opening.done() and not opening.cancelled():
                 opening.exception()  # the one who opened it was told, or did not want to know
-        self._deadlines.close()
+        self._calls.close()
         if self._keep_alive is not None:
             self._keep_alive.cancel()
         # What is broken may fail to say good-bye.

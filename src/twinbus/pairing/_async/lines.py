@@ -11,7 +11,7 @@ from azure.servicebus.aio import ServiceBusSender
 from .. import sdk_seam
 from ..errors import AttemptTimeoutError
 from ..parcel import STANDARD_LIMIT
-from .attempts import Link, Turn
+from .attempts import Link, Turn, TurnTimeoutError
 
 Load = TypeVar("Load")
 Result = TypeVar("Result")
@@ -64,7 +64,8 @@ class Line:
                 self._keep_or_drop(link, error)
                 if not isinstance(error, Exception) or not may_be_stale(error):
                     raise
-            self.drop(link)
+                if not isinstance(error, TurnTimeoutError):
+                    self.drop(link)
             if not is_wanted():
                 raise ReroutedError
         link = await self.opened(ends - time.monotonic())
@@ -79,6 +80,8 @@ class Line:
     def _keep_or_drop(self, link: Link, error: BaseException) -> None:
         # After a time-out what was not written yet must not be written later, and after a cancellation nobody knows
         # what is on the wire. Other failures may be about the message and leave the link in order.
+        if isinstance(error, TurnTimeoutError):
+            return
         is_unclear = isinstance(error, AttemptTimeoutError) or not isinstance(error, Exception)
         if is_unclear or not sdk_seam.is_open(link.sender):
             self.drop(link)

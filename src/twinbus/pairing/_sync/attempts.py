@@ -32,6 +32,10 @@ sleep = time.sleep
 T = TypeVar("T")
 
 
+class TurnTimeoutError(AttemptTimeoutError):
+    """Others were before us for all of the time; nothing was tried."""
+
+
 class Turn:
     """One at a time, each with a time to wait."""
 
@@ -40,9 +44,9 @@ class Turn:
 
     @contextlib.contextmanager
     def taken(self, path: str, seconds: float) -> Iterator[None]:
-        """Raises `AttemptTimeoutError` if it takes longer."""
+        """Raises `TurnTimeoutError` if it takes longer."""
         if not self._lock.acquire(timeout=max(0.0, seconds)):
-            raise AttemptTimeoutError(path, seconds)
+            raise TurnTimeoutError(path, seconds)
         try:
             yield
         finally:
@@ -50,7 +54,10 @@ class Turn:
 
 
 class Link:
-    """A link to one entity. It is opened once, and thrown away when something is wrong with it."""
+    """A link to one entity. It is opened once, and thrown away when something is wrong with it.
+
+    It may be used by several threads: each waits for its turn. In the SDK's sender they could wait for ever.
+    """
 
     def __init__(self, sender: ServiceBusSender, path: str) -> None:
         sdk_seam.prepare(sender)
@@ -60,6 +67,8 @@ class Link:
         self.is_broken = False
         self._is_idle = False
         self._lock = threading.Lock()
+        # Held by the thread that uses the SDK's sender.
+        self._calling = threading.Lock()
         self._opening: threading.Thread | None = None
         self._opened = threading.Event()
         self._error: BaseException | None = None
@@ -105,25 +114,30 @@ class Link:
     def send(self, message: ServiceBusMessage | ServiceBusMessageBatch, seconds: float) -> None:
         if isinstance(message, ServiceBusMessageBatch):
             sdk_seam.suit(message, self.sender)
-        self._within(self.sender.send_messages, message, seconds=seconds)
+        self._make(self.sender.send_messages, message, seconds=seconds)
 
     def schedule(self, messages: list[ServiceBusMessage], at: datetime, seconds: float) -> list[int]:
-        return self._within(self.sender.schedule_messages, messages, at, seconds=seconds)
+        return self._make(self.sender.schedule_messages, messages, at, seconds=seconds)
 
     def cancel(self, numbers: list[int], seconds: float) -> None:
-        self._within(self.sender.cancel_scheduled_messages, numbers, seconds=seconds)
+        self._make(self.sender.cancel_scheduled_messages, numbers, seconds=seconds)
 
-    def _within(self, call: Callable[..., T], *arguments: Any, seconds: float) -> T:
+    def _make(self, call: Callable[..., T], *arguments: Any, seconds: float) -> T:
         self._is_idle = False
-        if seconds <= 0:
-            raise AttemptTimeoutError(self.path, 0.0)
         ends = time.monotonic() + seconds
+        if not self._calling.acquire(timeout=max(0.0, seconds)):
+            raise TurnTimeoutError(self.path, seconds)
         try:
-            return call(*arguments, timeout=seconds)
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise TurnTimeoutError(self.path, seconds)
+            return call(*arguments, timeout=left)
         except OperationTimeoutError as error:
             if time.monotonic() < ends:
                 raise  # the service has said so
             raise AttemptTimeoutError(self.path, seconds) from error
+        finally:
+            self._calling.release()
 
     def _stay(self, interval: float) -> None:
         """Keep an idle link alive, and find out if it is not."""
@@ -131,7 +145,7 @@ class Link:
             self._is_idle = True
             if self._stopped.wait(interval):
                 return
-            if not self._is_idle:
+            if not self._is_idle or not self._calling.acquire(blocking=False):
                 continue
             try:
                 sdk_seam.listen(self.sender)
@@ -139,6 +153,8 @@ class Link:
             except Exception as error:
                 logger.debug("An idle link to %s broke: %r", self.path, error)
                 self.is_broken = True
+            finally:
+                self._calling.release()
 
     # ---- the end ----
 
@@ -180,9 +196,13 @@ class Link:
 
     def _end(self) -> None:
         self._stopped.set()
+        is_alone = self._calling.acquire(timeout=ENDING)
         # What is broken may fail to say good-bye.
         try:
             self.sender.close()
         except Exception as error:
             logger.debug("A link to %s did not close: %r", self.path, error)
-        sdk_seam.forgotten(self.sender)
+        finally:
+            sdk_seam.forgotten(self.sender)
+            if is_alone:
+                self._calling.release()

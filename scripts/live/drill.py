@@ -1,0 +1,254 @@
+"""Where the drill happens: two namespaces, the entities made in them, and connections of both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import ResourceNotFoundError
+from azure.servicebus.management import QueueRuntimeProperties
+
+from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.naming import backlog_path
+from twinbus.syphon import ACCEPT, Connection, Delivery, Management, Receiver, Sender
+from twinbus.syphon.connection import Opening
+from twinbus.syphon.connector import Side
+
+from .messages import Raw, encoded
+
+#: Should the drill be killed, the service removes what it made; only backlog queues are made to stay.
+AUTO_DELETE = timedelta(hours=1)
+REMOVAL_ROUNDS = 3
+REMOVED_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long things take, in seconds. Tests shorten them together with those of the namespace."""
+
+    #: The most for one check, and for one answer in it.
+    check: float = 120.0
+    answer: float = 30.0
+    #: How long a token is good, where its renewal is to be seen.
+    token: float = 30.0
+    #: Between these an idle link is detached.
+    idle: tuple[float, float] = (570.0, 690.0)
+    #: How long a receiver waits with credit.
+    standing: float = 900.0
+    #: The most that is sent to be told that the service is busy.
+    load: float = 20.0
+    load_messages: int = 20_000
+
+
+class Listener:
+    """A receiver of our client, and what it was given."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deliveries: deque[Delivery] = deque()
+        self._arrived = asyncio.Event()
+        self.receiver: Receiver
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        self._deliveries.append(delivery)
+        self._arrived.set()
+
+    async def take(self) -> Delivery:
+        """The next delivery. Raises `TimeoutError`."""
+        async with asyncio.timeout(self._seconds):
+            while not self._deliveries:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self._deliveries.popleft()
+
+    async def settle(self, delivery: Delivery, outcome: Any = ACCEPT) -> None:
+        """Settle and wait for the outcome."""
+        await self.receiver.settled(delivery, outcome, self._seconds)
+
+    async def take_raw(self) -> Raw:
+        """The next message, completed."""
+        delivery = await self.take()
+        await self.settle(delivery)
+        return Raw.of(delivery.payload)
+
+
+class Exchange:
+    """A connection of our client, and an entity to send to and receive from."""
+
+    def __init__(self, connection: Connection, path: str, seconds: float) -> None:
+        self.connection = connection
+        self.path = path
+        self._seconds = seconds
+        self._sender: Sender | None = None
+
+    async def sender(self) -> Sender:
+        if self._sender is None:
+            self._sender = await self.connection.attach_sender(self.path)
+        return self._sender
+
+    async def send(self, payload: bytes | None = None) -> None:
+        """Send a message and wait until it is accepted."""
+        await (await self.sender()).deliver(encoded() if payload is None else payload, self._seconds)
+
+    async def listen(self, credit: int = 0, path: str | None = None) -> Listener:
+        """Receive from the entity, or from another one."""
+        listener = Listener(self._seconds)
+        listener.receiver = await self.connection.attach_receiver(
+            path or self.path, listener.on_delivery, credit=credit
+        )
+        return listener
+
+    async def management(self, path: str | None = None) -> Management:
+        return await self.connection.management(path or self.path, seconds=self._seconds)
+
+    async def peek(self, count: int = 100, path: str | None = None) -> list[Raw]:
+        """What a peek shows of the entity."""
+        management = await self.management(path)
+        try:
+            return [Raw.of(payload) for payload in await management.peek_messages(0, count)]
+        finally:
+            await management.close()
+
+
+class Site:
+    """One of the two namespaces."""
+
+    def __init__(self, namespace: Namespace, prefix: str, times: Times) -> None:
+        self.namespace = namespace
+        self.prefix = prefix
+        self.times = times
+        #: Never to be printed.
+        self.secrets = _secrets_of(namespace)
+        self._made: dict[str, Callable[..., Any]] = {}
+
+    async def __aenter__(self) -> Self:
+        self.admin = self.namespace.administration()
+        # Retries would hide what the service says.
+        self.client = self.namespace.async_client(retry_total=0, try_timeout=self.times.answer)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.client.close()
+        await self.admin.close()
+
+    # ---- entities ----
+
+    async def queue(self, name: str, **properties: Any) -> str:
+        """Make a queue of this drill; returns its path."""
+        path = self.will_exist(f"{self.prefix}-{name}")
+        await self.admin.create_queue(path, **{"auto_delete_on_idle": AUTO_DELETE, **properties})
+        return path
+
+    async def topic(self, name: str, *subscriptions: str) -> str:
+        """Make a topic of this drill; returns its path."""
+        path = f"{self.prefix}-{name}"
+        self._made[path] = self.admin.delete_topic
+        await self.admin.create_topic(path, auto_delete_on_idle=AUTO_DELETE)
+        for subscription in subscriptions:
+            await self.admin.create_subscription(path, subscription, dead_lettering_on_message_expiration=True)
+        return path
+
+    def will_exist(self, path: str) -> str:
+        """Remove this queue at the end, whoever makes it. Only what has the drill's own prefix can be said here."""
+        if not path.startswith(self.prefix):
+            raise ValueError(f"{path} is not an entity of this drill: it does not begin with {self.prefix}")
+        self._made[path] = self.admin.delete_queue
+        return path
+
+    def backlog(self, primary_name: str, count: int) -> list[str]:
+        """The paths of backlog queues that a pairing of this drill makes here."""
+        return [self.will_exist(backlog_path(primary_name, index)) for index in range(count)]
+
+    async def counts(self, path: str) -> QueueRuntimeProperties:
+        return await self.admin.get_queue_runtime_properties(path)
+
+    async def remove_all(self) -> list[str]:
+        """Remove every entity of the drill; returns those that may still be there."""
+        left = dict(self._made)
+        turns = asyncio.Semaphore(REMOVED_AT_ONCE)
+
+        async def remove(path: str, delete: Callable[..., Any]) -> None:
+            async with turns:
+                with contextlib.suppress(ResourceNotFoundError):
+                    await delete(path)
+                del left[path]
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REMOVAL_ROUNDS * self.times.answer):
+                for _ in range(REMOVAL_ROUNDS):
+                    # What fails is left, and tried again.
+                    await asyncio.gather(*(remove(*one) for one in list(left.items())), return_exceptions=True)
+                    if not left:
+                        break
+                    await asyncio.sleep(1)
+        return sorted(left)
+
+    # ---- our client ----
+
+    @property
+    def named_key(self) -> tuple[str, str]:
+        """The name of the access policy and its key. Raises `ValueError` if the namespace was given otherwise."""
+        if not isinstance(self.namespace.credential, AzureNamedKeyCredential):
+            raise ValueError("this takes a connection string with SharedAccessKeyName and SharedAccessKey")
+        name, key = self.namespace.credential.named_key
+        return name, key
+
+    @property
+    def side(self) -> Side:
+        return Side.of(self.namespace)
+
+    def connect(self, credential: Any = None) -> Opening:
+        """A connection, with another credential if one is given."""
+        side = self.side
+        return Connection.open(
+            side.endpoint,
+            side.credential if credential is None else credential,
+            timeout=self.times.answer,
+            outcome_timeout=self.times.answer,
+            ssl_context=side.ssl_context,
+        )
+
+    @asynccontextmanager
+    async def exchange(self, path: str, credential: Any = None) -> AsyncIterator[Exchange]:
+        """A connection for one entity."""
+        async with self.connect(credential) as connection:
+            yield Exchange(connection, path, self.times.answer)
+
+
+@dataclass
+class Drill:
+    """Two namespaces and a prefix that nobody else uses."""
+
+    primary: Namespace
+    secondary: Namespace
+    times: Times = field(default_factory=Times)
+    prefix: str = field(default_factory=lambda: f"twinbus-live-{secrets.token_hex(4)}")
+
+    def __post_init__(self) -> None:
+        self.sites = tuple(Site(one, self.prefix, self.times) for one in (self.primary, self.secondary))
+        self.at_primary, self.at_secondary = self.sites
+
+    def clean(self, text: str) -> str:
+        """The text without any key."""
+        for site in self.sites:
+            for secret in site.secrets:
+                text = text.replace(secret, "***")
+        return text
+
+
+def _secrets_of(namespace: Namespace) -> set[str]:
+    credential = namespace.credential
+    if isinstance(credential, AzureNamedKeyCredential):
+        return {credential.named_key.key}
+    return {credential.signature} if isinstance(credential, AzureSasCredential) else set()

@@ -1,0 +1,85 @@
+"""The syphon and a ledger of files: every completed backlog message has a durable row of its move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.ledger.stores import Obstinate
+from tests.syphon.pumping import Pair, bodies, numbered
+
+from twinbus.broker import DEFAULT
+from twinbus.ledger.errors import NotDurable
+from twinbus.ledger.proof import for_syphon
+from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.recorder import OperationKind, Outcome, Stage
+from twinbus.ledger.rotation import Rotation
+from twinbus.ledger.schema import to_operations
+from twinbus.ledger.writer import LedgerWriter
+from twinbus.syphon import AmqpError
+
+MESSAGES = 2000
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with Pair(DEFAULT, lock_seconds=5) as running:
+        await running.create("orders")
+        yield running
+
+
+def moved_in(url: str | Path) -> list[str | None]:
+    """The ids of the messages that the ledger says arrived."""
+    contents = read_ledger(url)
+    assert contents.set_aside == []
+    return [
+        row.message_id
+        for row in to_operations(contents.table)
+        if row.operation is OperationKind.SEND and row.stage is Stage.PRIMARY_SEND and row.outcome is Outcome.DONE
+    ]
+
+
+async def test_a_drain_leaves_a_row_for_every_message_and_few_files(pair: Pair, tmp_path: Path) -> None:
+    await pair.put(numbered("orders", range(MESSAGES)))
+    with LedgerWriter(tmp_path) as writer:
+        recorder, flush = for_syphon(writer, asyncio.get_running_loop())
+        await pair.drain(recorder=recorder, flush=flush)
+        assert pair.is_backlog_empty
+        # The proof was durable before the messages were completed, so before anybody closes the writer.
+        assert sorted(map(str, moved_in(tmp_path))) == sorted(f"orders-{number}" for number in range(MESSAGES))
+        assert writer.status().written_files < MESSAGES / 20
+    assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))
+
+
+async def test_a_store_that_takes_nothing_stops_the_syphon_and_nothing_is_completed(pair: Pair) -> None:
+    url = Obstinate.reset()
+    Obstinate.error = OSError(28, "No space left on device")
+    await pair.put(numbered("orders", range(50)))
+    with LedgerWriter(url, rotation=Rotation(flush_seconds=0.0)) as writer:
+        recorder, flush = for_syphon(writer, asyncio.get_running_loop(), deadline=0.5)
+        with pytest.raises(AmqpError, match="the ledger failed") as raised:
+            await pair.drain(recorder=recorder, flush=flush)
+        assert isinstance(raised.value.__cause__, NotDurable)
+        assert pair.backlog.counters.active == 50
+        Obstinate.error = None
+        recorder, flush = for_syphon(writer, asyncio.get_running_loop())
+        await pair.drain(recorder=recorder, flush=flush)
+    assert pair.is_backlog_empty
+    # Moved twice, which the ledger says as well: that is what reconciliation has to find.
+    arrived = await pair.arrived("orders")
+    assert set(arrived) == set(bodies(range(50)))
+    assert len(moved_in(url)) == len(arrived)
+
+
+async def test_a_syphon_that_does_its_best_goes_on_without_a_store(pair: Pair) -> None:
+    url = Obstinate.reset()
+    Obstinate.error = OSError(28, "No space left on device")
+    await pair.put(numbered("orders", range(50)))
+    with LedgerWriter(url) as writer:
+        recorder, flush = for_syphon(writer, asyncio.get_running_loop(), ledger="best_effort")
+        await pair.drain(recorder=recorder, flush=flush)
+        assert pair.is_backlog_empty
+        Obstinate.error = None
+    assert len(moved_in(url)) == 50

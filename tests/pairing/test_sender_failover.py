@@ -1,0 +1,303 @@
+"""When the sender leaves the primary, when it stays, and what reaches the primary after that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusError, ServiceBusServerBusyError
+from tests.pairing.paired import KINDS, Pair, Stage, text
+
+from twinbus.broker import AZURE, Kind, Operation
+from twinbus.pairing import deadlines
+from twinbus.pairing.events import Diverted, FailedOver, Suspected
+from twinbus.pairing.failover import FailedOver as FailedOverState
+from twinbus.pairing.failover import Healthy, Route, Suspect
+from twinbus.pairing.policy import FailoverPolicy, cause_of
+
+IDLE = 0.5
+
+
+class SettableClock:
+    """A clock that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage.set_up() as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def pair(stage: Stage, kind: str) -> Iterator[Pair]:
+    with stage.pair(kind) as made:
+        yield made
+        stage.clear()
+
+
+def state(pair: Pair) -> Any:
+    return pair.pairing.state_of(pair.pairing.entity(pair.path))
+
+
+# ---- failing over ----
+
+
+def test_the_first_send_while_connections_are_refused_is_in_the_backlog_within_a_second_and_a_half(pair: Pair) -> None:
+    pair.take_down()
+    started = time.monotonic()
+    receipt = pair.sender().send_messages(text())
+    assert time.monotonic() - started < 1.5
+    assert (receipt.route, receipt.queue in map(pair.pairing.queue_path, range(3))) == (Route.BACKLOG, True)
+    assert (pair.received, sum(pair.stored)) == (0, 1)
+    assert [type(one) for one in pair.events] == [FailedOver, Diverted]
+
+
+def test_with_a_warm_standby_link_it_takes_no_second(pair: Pair) -> None:
+    sender = pair.sender()
+    sender.send_messages(text())
+    sender.open_standby()
+    pair.take_down()
+    started = time.monotonic()
+    assert sender.send_messages(text()).route is Route.BACKLOG
+    assert time.monotonic() - started < 1.0
+    assert (pair.received, sum(pair.stored)) == (1, 1)
+
+
+def test_after_failover_nothing_reaches_the_primary_from_any_sender(pair: Pair) -> None:
+    first, never_failed, never_used = (pair.sender() for _ in range(3))
+    never_failed.send_messages(text())
+    with pair.stage.pair("sync") as other:
+        bystander = other.sender()
+        bystander.send_messages(text())
+        refusal = pair.strike(Kind.REJECT, on=frozenset({Operation.ATTACH, Operation.TOKEN}))
+        assert first.send_messages(text()).route is Route.BACKLOG
+        assert isinstance(state(pair), FailedOverState)
+        pair.bring_back()
+        links, struck = pair.links, refusal.fired
+        for sender in (first, never_failed, never_used):
+            assert sender.send_messages(text()).route is Route.BACKLOG
+            assert sender.send_messages([text(), text()]).route is Route.BACKLOG
+            assert sender.send_messages(filled(sender)).route is Route.BACKLOG
+            assert sender.schedule_messages(text(), in_an_hour())[0] < 0
+        assert (pair.received, pair.links, refusal.fired) == (1, links, struck)
+        assert sum(pair.stored) == 1 + 3 * 5
+        # Failover is per entity.
+        assert bystander.send_messages(text()).route is Route.PRIMARY
+
+
+def filled(sender: Any) -> Any:
+    batch = sender.create_message_batch()
+    batch.add_message(text())
+    return batch
+
+
+def in_an_hour() -> Any:
+    from datetime import UTC, datetime, timedelta
+
+    return datetime.now(UTC) + timedelta(hours=1)
+
+
+def test_after_recovery_every_sender_goes_to_the_primary_again_at_once(pair: Pair) -> None:
+    one, other = pair.sender(), pair.sender()
+    pair.take_down()
+    one.send_messages(text())
+    other.send_messages(text())
+    pair.bring_back()
+    pair.pairing.fail_back(pair.path)
+    assert [sender.send_messages(text()).route for sender in (one, other)] == [Route.PRIMARY] * 2
+    assert (pair.received, sum(pair.stored)) == (2, 2)
+
+
+def test_a_process_can_start_while_the_primary_is_down(pair: Pair) -> None:
+    pair.take_down()
+    sender = pair.sender()
+    assert len(filled(sender)) == 1
+    assert sender.send_messages(text()).route is Route.BACKLOG
+
+
+# ---- while the timer runs ----
+
+
+def test_a_message_that_failed_while_the_timer_runs_is_diverted_and_the_next_tries_the_primary_first(
+    stage: Stage, kind: str
+) -> None:
+    with stage.pair(kind, failover_interval=60) as pair:
+        sender = pair.sender()
+        pair.take_down()
+        assert sender.send_messages(text()).route is Route.BACKLOG
+        assert isinstance(state(pair), Suspect)
+        stage.clear()
+        assert sender.send_messages(text()).route is Route.PRIMARY
+        assert isinstance(state(pair), Healthy)
+        assert [type(one) for one in pair.events] == [Suspected, Diverted]
+        assert (pair.received, sum(pair.stored)) == (1, 1)
+
+
+def test_with_while_suspect_raise_the_failure_goes_to_the_caller_and_nothing_is_stored(stage: Stage, kind: str) -> None:
+    with stage.pair(kind, failover_interval=60, while_suspect="raise") as pair:
+        sender = pair.sender()
+        pair.take_down()
+        with pytest.raises(ServiceBusConnectionError):
+            sender.send_messages(text())
+        assert isinstance(state(pair), Suspect)
+        assert (pair.received, pair.stored) == (0, [0, 0, 0])
+        stage.clear()
+
+
+def test_with_an_interval_of_0_the_very_first_failure_fails_over_also_with_raise(stage: Stage, kind: str) -> None:
+    with stage.pair(kind, while_suspect="raise") as pair:
+        pair.take_down()
+        assert pair.sender().send_messages(text()).route is Route.BACKLOG
+        stage.clear()
+
+
+def test_when_the_interval_is_over_by_the_clock_a_send_does_not_even_try_the_primary(stage: Stage, kind: str) -> None:
+    clock = SettableClock()
+    with stage.pair(kind, failover_interval=60, clock=clock) as pair:
+        sender = pair.sender()
+        pair.take_down()
+        sender.send_messages(text())
+        stage.clear()
+        clock.now += 60.0
+        assert sender.send_messages(text()).attempts == 1
+        assert (pair.received, pair.links, sum(pair.stored)) == (0, 0, 2)
+
+
+def test_a_successful_send_to_the_primary_resets_the_timer(stage: Stage, kind: str) -> None:
+    clock = SettableClock()
+    with stage.pair(kind, failover_interval=60, clock=clock) as pair:
+        sender = pair.sender()
+        for _ in range(3):
+            pair.take_down()
+            assert sender.send_messages(text()).route is Route.BACKLOG
+            clock.now += 59.0
+            stage.clear()
+            assert sender.send_messages(text()).route is Route.PRIMARY
+        assert not pair.events.all(FailedOver)
+
+
+# ---- links that were already open ----
+
+
+def test_a_failure_on_an_open_link_is_no_verdict(pair: Pair) -> None:
+    sender = pair.sender()
+    sender.send_messages(text())
+    cut = pair.strike(Kind.RESET, on=frozenset({Operation.SEND}), count=1)
+    receipt = sender.send_messages(text(message_id="the same"))
+    assert cut.fired == 1
+    assert (receipt.route, receipt.attempts, pair.received) == (Route.PRIMARY, 1, 2)
+    assert (pair.events, pair.stored) == ([], [0, 0, 0])
+
+
+def test_the_same_message_id_is_sent_again_on_the_fresh_link(pair: Pair) -> None:
+    sender = pair.sender()
+    sender.send_messages(text(message_id="before"))
+    pair.strike(Kind.DROP_ACK, count=1, then_reset=True)
+    sender.send_messages(text(message_id="twice"))
+    assert [one.message_id for one in pair.peek()] == ["before", "twice", "twice"]
+
+
+def test_only_the_failure_on_the_fresh_link_counts(pair: Pair) -> None:
+    sender = pair.sender()
+    sender.send_messages(text())
+    pair.strike(Kind.REJECT, on=frozenset({Operation.SEND}))
+    assert sender.send_messages(text()).route is Route.BACKLOG
+    assert len(pair.events.all(FailedOver)) == 1
+    (diverted,) = pair.events.all(Diverted)
+    assert (diverted.entity, diverted.count) == (pair.path, 1)
+
+
+@pytest.mark.parametrize("sleeps", [IDLE * 1.6, IDLE * 3], ids=["link detached", "connection closed"])
+def test_a_sender_that_slept_past_the_idle_detach_neither_fails_over_nor_diverts(kind: str, sleeps: float) -> None:
+    profile = replace(AZURE, link_idle=IDLE, connection_idle=IDLE)
+    with Stage.set_up(profile) as azure, azure.pair(kind) as pair:
+        sender = pair.sender()
+        sender.send_messages(text())
+        azure.wait_until(lambda: pair.links == 0)
+        time.sleep(sleeps - IDLE)
+        receipt = sender.send_messages(text())
+        assert (receipt.route, pair.received, pair.stored, pair.events) == (Route.PRIMARY, 2, [0, 0, 0], [])
+
+
+def test_a_standby_link_that_went_stale_is_no_reason_to_retire_its_queue(pair: Pair) -> None:
+    sender = pair.sender()
+    pair.pairing.fail_over(pair.path)
+    first = sender.send_messages(text())
+    index = pair.stored.index(1)
+    cut = pair.strike_queue(index, Kind.RESET, on=frozenset({Operation.SEND}), count=1)
+    assert sender.send_messages(text()).queue == first.queue
+    assert (cut.fired, pair.stored[index], pair.pairing.retired_queues()) == (1, 2, {})
+
+
+def test_a_fresh_link_is_not_even_made_if_the_entity_has_failed_over_meanwhile(stage: Stage, kind: str) -> None:
+    def fails_over_first(error: BaseException) -> bool:
+        pair.pairing.fail_over(pair.path)
+        return True
+
+    with stage.pair(kind, policy=FailoverPolicy(fails_over_first)) as pair:
+        sender = pair.sender()
+        sender.send_messages(text())
+        pair.strike(Kind.RESET, on=frozenset({Operation.SEND}), count=1)
+        attaches = pair.strike(Kind.SLOW, on=frozenset({Operation.ATTACH}), delay=0.01)
+        assert sender.send_messages(text()).route is Route.BACKLOG
+        assert (pair.received, attaches.fired) == (1, 0)
+
+
+# ---- what counts ----
+
+
+def test_an_own_policy_decides_what_counts(stage: Stage, kind: str) -> None:
+    policy = FailoverPolicy(lambda error: isinstance(error, ServiceBusError) and "full" in str(cause_of(error)))
+    with stage.pair(kind, policy=FailoverPolicy.documented()) as pair:
+        pair.strike(Kind.FILL)
+        assert pair.sender().send_messages(text()).route is Route.BACKLOG
+    with stage.pair(kind, policy=policy) as pair:
+        pair.take_down()
+        with pytest.raises(ServiceBusConnectionError):
+            pair.sender().send_messages(text())
+        assert pair.stored == [0, 0, 0]
+        stage.clear()
+
+
+def test_a_busy_service_is_tried_again_and_is_no_outage(pair: Pair) -> None:
+    sender = pair.sender()
+    busy = pair.strike(Kind.THROTTLE, count=2)
+    receipt = sender.send_messages(text())
+    assert (receipt.route, receipt.attempts, busy.fired) == (Route.PRIMARY, 3, 2)
+    assert (pair.received, pair.stored, pair.events) == (1, [0, 0, 0], [])
+
+
+def test_a_service_that_stays_busy_is_reported_within_the_callers_time(pair: Pair) -> None:
+    sender = pair.sender()
+    sender.send_messages(text())
+    pair.strike(Kind.THROTTLE)
+    started = time.monotonic()
+    with pytest.raises(ServiceBusServerBusyError):
+        sender.send_messages(text(), timeout=1.5)
+    assert time.monotonic() - started < 1.5
+    assert (pair.received, pair.stored, pair.events) == (1, [0, 0, 0], [])
+
+
+def test_somebody_with_all_the_time_in_the_world_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(deadlines, "LONGEST_PAUSE", 0.002)
+    with Stage.set_up() as stage, stage.pair("sync") as pair:
+        sender = pair.sender()
+        busy = pair.strike(Kind.THROTTLE)
+        with pytest.raises(ServiceBusServerBusyError):
+            sender.send_messages(text())
+        assert busy.fired == deadlines.MAX_PAUSES + 1
