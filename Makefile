@@ -14,7 +14,7 @@ INSTALLED_CONFORMANCE := .venv/.installed-conformance
 RUN_PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast demo conformance bench-broker bench-memory bench-ledger format constraints clean
+.PHONY: help venv check test test-fast demo conformance live bench-broker bench-memory bench-ledger format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -51,6 +51,9 @@ demo: $(INSTALLED) ## See it work: namespaces, messages and an outage, on this m
 
 conformance: $(INSTALLED_CONFORMANCE) ## Run the SDK's own live tests against a namespace (ARGS=--fast)
 	@$(BIN)/python scripts/conformance.py $(ARGS)
+
+live: $(INSTALLED) ## Check two real namespaces: TWINBUS_LIVE_PRIMARY, TWINBUS_LIVE_SECONDARY (LONG=1, THROTTLE=1)
+	@$(BIN)/python -m scripts.live
 
 bench-broker: $(INSTALLED) ## Measure the embedded namespace (QUICK=1 for a tenth)
 	@$(BIN)/python bench/broker.py

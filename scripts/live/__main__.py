@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from twinbus.pairing.namespaces import Namespace
 
@@ -61,7 +62,7 @@ def table_of(outcome: Outcome) -> Table:
     table.add_column("seen", ratio=5)
     table.add_column("verdict", ratio=2)
     for one in outcome.results:
-        table.add_row(one.name, one.expected, one.seen, f"[{STYLES[one.verdict]}]{one.verdict}[/]")
+        table.add_row(*map(Text, (one.name, one.expected, one.seen)), Text(one.verdict, STYLES[one.verdict]))
     return table
 
 
@@ -99,7 +100,11 @@ def main() -> int:
     def tell(result: Result) -> None:
         progress.print(f"  {result.seconds:6.1f} s  {result.verdict}: {result.name}", markup=False)
 
-    outcome = asyncio.run(perform(drill, checks, left_out, tell))
+    try:
+        outcome = asyncio.run(perform(drill, checks, left_out, tell))
+    except KeyboardInterrupt:
+        progress.print(f"Broken off. What is called {drill.prefix}… was removed, as far as it could be.", markup=False)
+        return 1
     report(drill, outcome)
     return 0 if outcome.is_as_expected else 1
 

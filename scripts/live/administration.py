@@ -16,7 +16,7 @@ from .checks import Seen, check
 from .drill import Drill, Site
 from .messages import encoded
 
-# SPEC section 2, in the words of the API.
+# What a backlog queue is made with, in the words of the API.
 BACKLOG = {
     "MaxSizeInMegabytes": "5120",
     "MaxDeliveryCount": "2147483647",
@@ -60,7 +60,7 @@ async def own_name(drill: Drill, seen: Seen) -> None:
 
 @check(
     "backlog queues are made as specified",
-    "every property of SPEC section 2 comes back to the letter, the rest are defaults",
+    "every property that was asked for comes back to the letter, the rest are defaults",
 )
 async def backlog_properties(drill: Drill, seen: Seen) -> None:
     name, site = f"{drill.prefix}-made", drill.at_secondary

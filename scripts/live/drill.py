@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import ResourceNotFoundError
-from azure.servicebus.management import QueueRuntimeProperties
 
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.naming import backlog_path
@@ -47,6 +47,14 @@ class Times:
     #: The most that is sent to be told that the service is busy.
     load: float = 20.0
     load_messages: int = 20_000
+
+
+class Counts(NamedTuple):
+    """What the administration API counts."""
+
+    active: int
+    dead: int
+    total: int
 
 
 class Listener:
@@ -84,10 +92,11 @@ class Listener:
 class Exchange:
     """A connection of our client, and an entity to send to and receive from."""
 
-    def __init__(self, connection: Connection, path: str, seconds: float) -> None:
+    def __init__(self, site: Site, connection: Connection, path: str) -> None:
+        self.site = site
         self.connection = connection
         self.path = path
-        self._seconds = seconds
+        self._seconds = site.times.answer
         self._sender: Sender | None = None
 
     async def sender(self) -> Sender:
@@ -170,8 +179,18 @@ class Site:
         """The paths of backlog queues that a pairing of this drill makes here."""
         return [self.will_exist(backlog_path(primary_name, index)) for index in range(count)]
 
-    async def counts(self, path: str) -> QueueRuntimeProperties:
-        return await self.admin.get_queue_runtime_properties(path)
+    async def counts(self, path: str, subscription: str | None = None, least: int = 0) -> Counts:
+        """How many messages there are, as soon as the service has counted so many: its figures come late."""
+        ends = time.monotonic() + self.times.answer
+        while True:
+            if subscription is None:
+                found: Any = await self.admin.get_queue_runtime_properties(path)
+            else:
+                found = await self.admin.get_subscription_runtime_properties(path, subscription)
+            counts = Counts(found.active_message_count, found.dead_letter_message_count, found.total_message_count)
+            if counts.total >= least or time.monotonic() >= ends:
+                return counts
+            await asyncio.sleep(0.5)
 
     async def remove_all(self) -> list[str]:
         """Remove every entity of the drill; returns those that may still be there."""
@@ -223,7 +242,7 @@ class Site:
     async def exchange(self, path: str, credential: Any = None) -> AsyncIterator[Exchange]:
         """A connection for one entity."""
         async with self.connect(credential) as connection:
-            yield Exchange(connection, path, self.times.answer)
+            yield Exchange(self, connection, path)
 
 
 @dataclass

@@ -160,8 +160,8 @@ async def late_settlements(drill: Drill, seen: Seen) -> None:
         ]
         answers = await asyncio.gather(*(work for _, work, _ in asked), return_exceptions=True)
         for (what, _, expected), answer in zip(asked, answers, strict=True):
-            is_refusal = isinstance(answer, RequestFailed)
-            seen.value(what, (answer.condition, answer.status) if is_refusal else type(answer).__name__, expected)
+            told = (answer.condition, answer.status) if isinstance(answer, RequestFailed) else type(answer).__name__
+            seen.value(what, told, expected)
 
 
 @check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import secrets
 from collections.abc import Awaitable
@@ -28,6 +29,7 @@ from .drill import Drill, Site
 from .messages import encoded
 
 LISTENER = "listener"
+PATIENCE = 10  # tries, until a change of an entity is known everywhere
 
 
 def new_key() -> str:
@@ -148,7 +150,12 @@ async def disabled(drill: Drill, seen: Seen) -> None:
         queue.status = status
         await site.admin.update_queue(queue)
         seen.note(status)
-        sdk_said(seen, await raised(sdk_send(site.client, path)), MessagingEntityDisabledError, Cause.DISABLED)
+        for _ in range(PATIENCE):
+            error = await raised(sdk_send(site.client, path))
+            if error is not None:
+                break
+            await asyncio.sleep(1)  # the change has not arrived yet
+        sdk_said(seen, error, MessagingEntityDisabledError, Cause.DISABLED)
         we_were_told(seen, await raised(our_send(site, path)), LinkDetached, "com.microsoft:entity-disabled")
 
 

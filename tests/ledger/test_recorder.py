@@ -20,6 +20,7 @@ from twinbus.ledger import (
     Outcome,
     Recorder,
     Stage,
+    send_operation,
 )
 
 # What stands in stored files: nothing here may ever change, lines may be added.
@@ -100,6 +101,32 @@ def test_a_stored_number_keeps_its_meaning(enum: type[IntEnum]) -> None:
 
 def test_an_operation_has_the_columns_of_the_ledger() -> None:
     assert set(Operation._fields) == COLUMNS
+
+
+def test_the_quick_way_makes_the_same_operation() -> None:
+    primary, kind, stage, outcome = NamespaceRole.PRIMARY, OperationKind.SEND, Stage.DIRECT, Outcome.FAILED
+    quick = send_operation("p", "c", primary, "e", kind, stage, outcome, "m", "d", "q", 2, 1200, "Busy", 300)
+    assert quick == Operation(
+        op_id=quick.op_id,
+        ts=quick.ts,
+        pairing="p",
+        client="c",
+        namespace=primary,
+        entity="e",
+        operation=kind,
+        stage=stage,
+        outcome=outcome,
+        message_id="m",
+        destination="d",
+        backlog_queue="q",
+        attempt=2,
+        bytes=1200,
+        error="Busy",
+        latency_us=300,
+    )
+    assert type(quick) is Operation
+    assert quick.op_id[:16] == a_send().op_id[:16]
+    assert quick.op_id < a_send().op_id
 
 
 def test_an_operation_cannot_be_changed() -> None:

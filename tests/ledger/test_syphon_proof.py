@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.broker.contract.bus import let_pass
 from tests.ledger.stores import Obstinate
 from tests.syphon.pumping import Pair, bodies, numbered
 
@@ -25,7 +26,7 @@ MESSAGES = 2000
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
-    async with Pair(DEFAULT, lock_seconds=5) as running:
+    async with Pair(DEFAULT) as running:
         await running.create("orders")
         yield running
 
@@ -53,6 +54,7 @@ async def test_a_drain_leaves_a_row_for_every_message_and_few_files(pair: Pair, 
     assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))
 
 
+@pytest.mark.slow
 async def test_a_store_that_takes_nothing_stops_the_syphon_and_nothing_is_completed(pair: Pair) -> None:
     url = Obstinate.reset()
     Obstinate.error = OSError(28, "No space left on device")
@@ -64,6 +66,7 @@ async def test_a_store_that_takes_nothing_stops_the_syphon_and_nothing_is_comple
         assert isinstance(raised.value.__cause__, NotDurable)
         assert pair.backlog.counters.active == 50
         Obstinate.error = None
+        await let_pass(pair.secondary, pair.clock, 61)  # the locks run out
         recorder, flush = for_syphon(writer, asyncio.get_running_loop())
         await pair.drain(recorder=recorder, flush=flush)
     assert pair.is_backlog_empty

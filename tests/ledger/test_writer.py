@@ -269,6 +269,24 @@ def test_a_close_does_not_wait_for_a_store_that_hangs() -> None:
     Obstinate.let_go.set()
 
 
+def test_a_close_is_patient_with_a_store_that_is_only_slow() -> None:
+    url = Obstinate.reset()
+    put = Obstinate.pipe_file
+
+    def slowly(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
+        time.sleep(0.3)
+        put(self, path, value, mode)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Obstinate, "pipe_file", slowly)
+        writer = LedgerWriter(url, rotation=Rotation(rows=10))
+        for one in sends(100):
+            writer.record(one)
+        writer.close(timeout=0.1)
+    assert len(rows_of(url)) == 100
+    assert writer.status().dropped_rows == 0
+
+
 # ---- what is not an ordinary row ----
 
 

@@ -127,7 +127,7 @@ class Pair:
         stack: ExitStack,
         *,
         entity: dict[str, Any] | None = None,
-        client_options: dict[str, Any] | None = None,
+        primary_options: dict[str, Any] | None = None,
         clock: Clock = time.monotonic,
         recorder: Recorder | None = None,
         primary_string: str | None = None,
@@ -145,13 +145,13 @@ class Pair:
             description = QueueDescription(self.pairing.queue_path(index))
             self.standby.run(self.standby.namespace.create(description))
         self._strings = primary_string or self.primary.connection_string, self.standby.connection_string
-        self._client_options = client_options or {}
+        self._options: tuple[dict[str, Any], dict[str, Any]] = primary_options or {}, {}
 
     def sender(self, path: str | None = None, **options: Any) -> Any:
         """A sender of the kind under test; an asynchronous one is wrapped in `Blocking`."""
         path = path or self.path
         if self.kind == "sync":
-            clients = [ServiceBusClient.from_connection_string(one, **self._client_options) for one in self._strings]
+            clients = [ServiceBusClient.from_connection_string(one, **more) for one, more in self._targets()]
             sender: Any = PairedSender(self.pairing, path, *clients, **options)
         else:
             sender = Blocking(self.stage.loop.run(self._async_sender(path, options)), self.stage.loop)
@@ -159,8 +159,11 @@ class Pair:
         return sender
 
     async def _async_sender(self, path: str, options: dict[str, Any]) -> AsyncPairedSender:
-        clients = [AsyncServiceBusClient.from_connection_string(one, **self._client_options) for one in self._strings]
+        clients = [AsyncServiceBusClient.from_connection_string(one, **more) for one, more in self._targets()]
         return AsyncPairedSender(self.pairing, path, *clients, **options)
+
+    def _targets(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        return zip(self._strings, self._options, strict=True)
 
     # ---- what has arrived ----
 
@@ -222,7 +225,3 @@ class Pair:
 
 def text(body: str = "a message", **options: Any) -> ServiceBusMessage:
     return ServiceBusMessage(body, **options)
-
-
-def is_a_keeper(thread: threading.Thread) -> bool:
-    return thread.name.startswith("twinbus-") and thread.name not in ("twinbus-namespace", "twinbus-store")

@@ -48,7 +48,7 @@ _KNOWN_CODES = frozenset(
 _NARROW, _WIDE, _UNKNOWN = -1, -2, -3
 _BY_NIBBLE = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16, 0xA: _NARROW, 0xB: _WIDE}
 _BY_NIBBLE |= {0xC: _NARROW, 0xD: _WIDE, 0xE: _NARROW, 0xF: _WIDE}
-_WIDTH = [_BY_NIBBLE[code >> 4] if code in _KNOWN_CODES else _UNKNOWN for code in range(256)]
+WIDTHS = [_BY_NIBBLE[code >> 4] if code in _KNOWN_CODES else _UNKNOWN for code in range(256)]
 
 
 def too_deep() -> DecodeError:
@@ -231,7 +231,7 @@ def _arrays(table: list[Decoder]) -> Callable[[bool], Decoder]:
                 pos += 1
                 if descriptor is None or code == 0:
                     raise DecodeError("an array's items have one descriptor, which is not null")
-            width = _WIDTH[code]
+            width = WIDTHS[code]
             if width == _UNKNOWN:
                 raise _bad_code(code)
             if count > (MAX_EMPTY_ARRAY_ITEMS if width == 0 else end - pos):
@@ -352,7 +352,7 @@ def skip(buf: bytes | bytearray | memoryview, pos: int) -> int:
         while pending:
             code = buf[pos]
             pos += 1
-            width = _WIDTH[code]
+            width = WIDTHS[code]
             if width >= 0:
                 pos += width
             elif width == _NARROW:

@@ -11,7 +11,7 @@ import struct
 from typing import Any, NamedTuple
 
 from .composites import composite, decode_fields, too_many
-from .decoding import MALFORMED, PLAIN, decode, decode_plain, extent, malformed, skip
+from .decoding import MALFORMED, PLAIN, WIDTHS, decode, decode_plain, extent, malformed, skip
 from .encoding import encode
 from .types import DecodeError, Described
 
@@ -78,6 +78,7 @@ _ALLOWED = {
 }
 # Sections whose value says in one byte, or in four, how long it is: nearly all. Calling `skip` costs more than they do.
 _NARROW, _WIDE = frozenset(b"\xa0\xc0\xc1"), frozenset(b"\xb0\xd0\xd1")
+_SHORT_TEXTS = {0xA1: "utf-8", 0xA3: "ascii"}  # strings and symbols of up to 255 bytes
 _pack_u32 = struct.Struct(">I").pack
 _unpack_u32 = struct.Struct(">I").unpack_from
 
@@ -208,10 +209,14 @@ def raw_fields(section: bytes) -> list[bytes]:
         return []
     _, count, pos, end = _open_compound(section, _LIST)
     fields = []
-    for _ in range(count):
-        stop = skip(section, pos)
-        fields.append(section[pos:stop])
-        pos = stop
+    try:
+        for _ in range(count):
+            width = WIDTHS[section[pos]]
+            stop = pos + 1 + width if width >= 0 else skip(section, pos)
+            fields.append(section[pos:stop])
+            pos = stop
+    except MALFORMED as error:
+        raise malformed(error) from None
     if pos != end:
         raise DecodeError("a section's size does not match its fields")
     return fields
@@ -224,14 +229,23 @@ def map_entries(section: bytes) -> list[tuple[Any, bytes]]:
     _, count, pos, end = _open_compound(section, _MAP)
     if count % 2:
         raise DecodeError("a map section has a key without a value")
-    entries = []
-    for _ in range(count // 2):
-        key, stop = decode_plain(section, pos)
-        if type(key) is not str and isinstance(key, (list, dict, Described)):
-            raise DecodeError("a map section's key must be a simple value")
-        stop = skip(section, stop)
-        entries.append((key, section[pos:stop]))
-        pos = stop
+    entries: list[tuple[Any, bytes]] = []
+    try:
+        for _ in range(count // 2):
+            coding = _SHORT_TEXTS.get(section[pos])
+            if coding is not None:  # nearly always, and much cheaper without two calls
+                stop = pos + 2 + section[pos + 1]
+                key: Any = str(section[pos + 2 : stop], coding)
+            else:
+                key, stop = decode_plain(section, pos)
+                if isinstance(key, (list, dict, Described)):
+                    raise DecodeError("a map section's key must be a simple value")
+            width = WIDTHS[section[stop]]
+            stop = stop + 1 + width if width >= 0 else skip(section, stop)
+            entries.append((key, section[pos:stop]))
+            pos = stop
+    except MALFORMED as error:
+        raise malformed(error) from None
     if pos != end:
         raise DecodeError("a map section's size does not match its entries")
     return entries

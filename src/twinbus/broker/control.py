@@ -176,4 +176,5 @@ def _counts(entity: AnyEntity) -> dict[str, Any]:
         "pings": queue.activity.pings,
         "delivered": queue.activity.delivered,
         "completed": queue.activity.completed,
+        "polls": queue.activity.polls,
     }

@@ -61,12 +61,16 @@ class Counters:
 
 @dataclass(slots=True)
 class Activity:
-    """What has happened at a queue since the start."""
+    """What has happened at a queue since the start.
+
+    A poll is a receive that waited in vain: its credit was asked for again and no message had come for it.
+    """
 
     received: int = 0
     pings: int = 0
     delivered: int = 0
     completed: int = 0
+    polls: int = 0
 
 
 @dataclass(slots=True)

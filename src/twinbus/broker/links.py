@@ -253,6 +253,7 @@ class OutgoingLink(Link):
         self._credit = 0
         self._reserved = 0
         self._delivery_count = 0
+        self._count_at_flow = 0
         self._draining = False
         self._last_active = channel.connection.last_read
 
@@ -315,7 +316,11 @@ class OutgoingLink(Link):
             seen = flow.delivery_count if flow.delivery_count is not None else 0
             credit = (seen + flow.link_credit - self._delivery_count) & _MASK
             # A credit that looks negative was overtaken by deliveries under way.
-            self._credit = max(0, (credit if credit <= _MASK >> 1 else 0) - self._reserved)
+            credit = max(0, (credit if credit <= _MASK >> 1 else 0) - self._reserved)
+            # The same credit again, and nothing has come for it: a receive has waited in vain.
+            is_renewed = 0 < credit == self._credit and not (flow.drain or flow.echo or self._reserved)
+            self.queue.activity.polls += is_renewed and self._count_at_flow == self._delivery_count
+            self._credit, self._count_at_flow = credit, self._delivery_count
         if self._credit:
             self.queue.wake(self)
         # Only now: what is there for this credit comes first.

@@ -11,6 +11,7 @@ from .recorder import (
     Outcome,
     Recorder,
     Stage,
+    send_operation,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "Outcome",
     "Recorder",
     "Stage",
+    "send_operation",
 ]

@@ -168,7 +168,7 @@ class LedgerWriter:
         return WriterStatus(self._written_rows, self._written_files, waiting, dropped, failing)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Write what waits and end. After `timeout` seconds without success the rest is dropped."""
+        """Write what waits and end. After `timeout` seconds in which no file could be stored the rest is dropped."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -176,9 +176,16 @@ class LedgerWriter:
         self._wake.set()
         atexit.unregister(self.close)
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout + 1.0)
-            if self._thread.is_alive():
+            self._join(timeout + 1.0)
+
+    def _join(self, timeout: float) -> None:
+        stored = -1
+        while self._thread.is_alive():
+            if self._written_files == stored:
                 logger.warning("The ledger's store does not answer; %d rows are lost", self.status().waiting_rows)
+                return
+            stored = self._written_files
+            self._thread.join(timeout)
 
     def __enter__(self) -> LedgerWriter:
         return self

@@ -39,13 +39,17 @@ class Budget:
         """The seconds that are left of the whole."""
         return math.inf if self._ends is None else self._ends - time.monotonic()
 
+    def before_backlog(self) -> float:
+        """The seconds that are left without those for the backlog."""
+        return math.inf if self._ends is None else self.left() - self._reserve
+
     def for_primary(self) -> float:
         """The seconds that an attempt on the primary may take now."""
-        return self._attempt if self._ends is None else min(self._attempt, self.left() - self._reserve)
+        return min(self._attempt, self.before_backlog())
 
     def for_backlog(self) -> float:
         """The seconds that an attempt on a backlog queue may take now."""
-        return self._attempt if self._ends is None else min(self._attempt, self.left())
+        return min(self._attempt, self.left())
 
 
 class Pauses:
@@ -58,7 +62,7 @@ class Pauses:
         """The next pause in seconds, if `left` are left; None: give up."""
         if left == math.inf and self._taken >= MAX_PAUSES:
             return None
-        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self._taken)
+        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._taken, 30))
         self._taken += 1
         pause = longest * random.uniform(0.5, 1.0)
         return pause if pause < left else None

@@ -173,7 +173,7 @@ class Batched(Parcel):
         return tuple(self._batch.message_ids) if isinstance(self._batch, EnvelopeBatch) else super().message_ids
 
     def sizes(self) -> list[int]:
-        return sdk_seam.encoded_sizes(self.payload)
+        return sizes_of(self.payload)
 
     @property
     def is_small(self) -> bool:
@@ -231,6 +231,11 @@ class Scheduled(Parcel):
     @property
     def messages(self) -> list[ServiceBusMessage]:
         return self._messages
+
+
+def sizes_of(payload: Payload) -> list[int]:
+    """The bytes of each message on the wire."""
+    return sdk_seam.encoded_sizes(payload) if isinstance(payload, ServiceBusMessageBatch) else [encoded_size(payload)]
 
 
 def parcel_of(message: Any, destination: str) -> Parcel:

@@ -14,8 +14,13 @@ from .recording import outcome_of
 
 
 @contextmanager
-def attempt_recorded(pairing: Pairing, kind: OperationKind, parcel: Parcel, queue: str | None) -> Iterator[None]:
-    """Record the attempt made within, and how it ended; `queue` is the backlog queue, None at the primary."""
+def attempt_recorded(
+    pairing: Pairing, kind: OperationKind, parcel: Parcel, sizes: list[int], queue: str | None = None
+) -> Iterator[None]:
+    """Record the attempt made within, and how it ended.
+
+    `sizes` are the bytes of each message on the wire, `queue` is the backlog queue, None at the primary.
+    """
     started = time.perf_counter()
     error: BaseException | None = None
     try:
@@ -25,7 +30,7 @@ def attempt_recorded(pairing: Pairing, kind: OperationKind, parcel: Parcel, queu
         raise
     finally:
         latency = int((time.perf_counter() - started) * 1e6)
-        for message_id, size in zip(parcel.message_ids, parcel.sizes(), strict=True):
+        for message_id, size in zip(parcel.message_ids, sizes, strict=True):
             pairing.recorder.record(
                 Operation(
                     pairing=pairing.name,

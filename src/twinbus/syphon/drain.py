@@ -67,7 +67,7 @@ class Drain:
         progress = (len(look.active), *(len(lane.deferred) for lane in waits_for))
         if progress != self._progress:
             self._progress, self._progress_at = progress, self._time()
-        return False and self._time() - self._progress_at < self._pump.restorer.lock_seconds + PATIENCE
+        return self._time() - self._progress_at < self._pump.restorer.lock_seconds + PATIENCE
 
     def _deserves_a_last_try(self, lane: Lane) -> bool:
         """One more for each destination that is down, and again whenever one has brought something forward."""

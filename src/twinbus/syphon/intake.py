@@ -229,6 +229,7 @@ class Intake:
     def settled(self, move: Move, error: AmqpError | None) -> None:
         assert isinstance(move.held, Delivery)
         self.open.pop(move.held.id, None)
+        now = self._waiting_since = self._time()
         if self._memory.under_way.get(move.restored.sequence_number) is move:
             del self._memory.under_way[move.restored.sequence_number]
         lane, kind, number = move.lane, move.settlement, move.restored.sequence_number
@@ -249,7 +250,7 @@ class Intake:
             self._count_dead(move)
         if error is not None:
             logger.info("A message of %s will come again: %s failed: %s", self._queue, kind.name, error)
-        self._window.moved(move.size, self._time())
+        self._window.moved(move.size, now)
         self.top_up()
 
     def _count_dead(self, move: Move) -> None:
@@ -277,10 +278,13 @@ class Intake:
         elif now - self._asked_at > SIGN_TIMEOUT:
             self.receiver.give_up(TimedOut(f"'{self._queue}' gave no sign of life within {SIGN_TIMEOUT:g} seconds"))
             return False
+        is_waiting = self.receiver.credit > 0 and not self.open and not self.is_paused
+        has_waited = is_waiting and now - self._waiting_since >= self._poll
+        if has_waited:
+            self._waiting_since = now
+            # A receive is over and the next one begins: the namespace sees that, too, and can count with us.
+            self.receiver.renew_credit()
+            self._book.polled()
         if may_ask:
             self.top_up()
-        if self.receiver.credit == 0 or self.open or now - self._waiting_since < self._poll:
-            return False
-        self._waiting_since = now
-        self._book.polled()
-        return True
+        return has_waited

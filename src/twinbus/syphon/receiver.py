@@ -106,6 +106,11 @@ class Receiver(Link):
         self.credit += messages
         self._session.credit_changed(self)
 
+    def renew_credit(self) -> None:
+        """Ask anew for the messages that were asked for and have not come. Raises the error that ended the link."""
+        self.check()
+        self.write_flow()
+
     async def stop(self, seconds: float) -> None:
         """Take back the credit: when this returns nothing more will come.
 

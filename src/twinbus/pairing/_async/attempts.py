@@ -66,6 +66,7 @@ class Calls:
         self._overdue: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf
+        self._is_closed = False
 
     @property
     def is_busy(self) -> bool:
@@ -75,8 +76,8 @@ class Calls:
         """Call it when it is its turn, and await it.
 
         Raises:
-            TurnTimeoutError: its turn did not come in time.
-            AttemptTimeoutError: it took longer.
+            TurnTimeoutError: its turn did not come in time, or never will.
+            AttemptTimeoutError: it took longer, or was broken off.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -87,6 +88,8 @@ class Calls:
         is_our_turn = False
         try:
             async with self._lock:
+                if self._is_closed:
+                    raise TurnTimeoutError(self._path, seconds)
                 is_our_turn = True
                 return await call(*arguments)
         except asyncio.CancelledError:
@@ -99,26 +102,36 @@ class Calls:
             self._overdue.discard(task)
 
     def _set_timer(self, ends: float) -> None:
-        self.close()
+        if self._timer is not None:
+            self._timer.cancel()
         self._next = ends
         self._timer = asyncio.get_running_loop().call_later(ends - time.monotonic(), self._on_time)
 
     def _on_time(self) -> None:
         now = time.monotonic()
-        late = [task for task, ends in self._ends.items() if ends <= now and task not in self._overdue]
-        self._overdue.update(late)
-        for task in late:
-            task.cancel()
+        self._break_off([task for task, ends in self._ends.items() if ends <= now])
         self._next = math.inf
         left = [ends for ends in self._ends.values() if ends > now]
         if left:
             self._set_timer(min(left))
 
+    def _break_off(self, tasks: list[asyncio.Task[Any]]) -> None:
+        for task in tasks:
+            if task not in self._overdue:
+                self._overdue.add(task)
+                task.cancel()
+
     def close(self) -> None:
-        """Stop looking at the clock."""
+        """Break off the calls that are under way or wait for their turn; there will be no others."""
+        self._is_closed = True
+        self._break_off(list(self._ends))
         if self._timer is not None:
             self._timer.cancel()
-        self._next = math.inf
+
+    async def ended(self) -> None:
+        """Wait until nobody is in a call any more."""
+        async with self._lock:
+            pass
 
 
 class Link:
@@ -193,12 +206,14 @@ class Link:
     def discard(self, opening: asyncio.Task[Any] | None = None) -> None:
         """Cut it off now, and clear up behind the caller's back."""
         if self._ending is None:
+            self._calls.close()
             sdk_seam.abort(self.sender)
             self._ending = asyncio.create_task(self._end(opening))
 
     async def close(self) -> None:
         """Take leave of the peer, or wait until the link that was discarded is gone; no longer than a few seconds."""
         if self._ending is None:
+            self._calls.close()
             self._ending = asyncio.create_task(self._end(None))
         await asyncio.wait({self._ending}, timeout=ENDING)
         if not self._ending.done():
@@ -215,9 +230,9 @@ class Link:
             await asyncio.wait({opening}, timeout=ENDING)
             if opening.done() and not opening.cancelled():
                 opening.exception()  # the one who opened it was told, or did not want to know
-        self._calls.close()
         if self._keep_alive is not None:
             self._keep_alive.cancel()
+        await self._calls.ended()
         # What is broken may fail to say good-bye.
         try:
             await self.sender.close()

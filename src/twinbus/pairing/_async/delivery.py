@@ -15,7 +15,7 @@ from ..deadlines import Budget, Pauses
 from ..errors import BacklogUnavailableError, EntityFailedOverError, EnvelopeTooLargeError
 from ..events import Diverted, OversizeWarning
 from ..failover import Route
-from ..parcel import Parcel, Payload
+from ..parcel import Parcel, Payload, sizes_of
 from ..policy import is_busy, retires_queue
 from ..recording import recorded
 from ..send_records import attempt_recorded
@@ -76,7 +76,7 @@ class Delivery:
                         raise
                     return await self._divert(parcel, session, budget), None
                 pauses = pauses or Pauses()
-                pause = pauses.next(budget.for_primary()) if is_busy(error) else None
+                pause = pauses.next(budget.before_backlog()) if is_busy(error) else None
                 if pause is None:
                     raise
                 await sleep(pause)
@@ -91,7 +91,7 @@ class Delivery:
             self._check_size(parcel)
         if self._is_recording:
             kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
-            with attempt_recorded(self._pairing, kind, parcel, None):
+            with attempt_recorded(self._pairing, kind, parcel, parcel.sizes()):
                 return await self._use(link, parcel, seconds)
         return await self._use(link, parcel, seconds)
 
@@ -225,7 +225,7 @@ class Delivery:
                 payload = parcel.wrapped(line.limit(parcel.is_batch))
             if not self._is_recording:
                 return await link.send(payload, seconds)
-            with attempt_recorded(self._pairing, OperationKind.SEND, parcel, line.path):
+            with attempt_recorded(self._pairing, OperationKind.SEND, parcel, sizes_of(payload), line.path):
                 await link.send(payload, seconds)
 
         sessions = self._pairing.diverted_sessions

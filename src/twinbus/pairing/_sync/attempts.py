@@ -129,7 +129,8 @@ class Link:
             raise TurnTimeoutError(self.path, seconds)
         try:
             left = ends - time.monotonic()
-            if left <= 0:
+            # The SDK would open a sender that was closed anew, and nobody could give up on that.
+            if left <= 0 or self._is_discarded:
                 raise TurnTimeoutError(self.path, seconds)
             return call(*arguments, timeout=left)
         except OperationTimeoutError as error:

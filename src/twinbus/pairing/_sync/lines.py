@@ -104,6 +104,7 @@ class Line:
             return self.link
 
     def _new_link(self, seconds: float) -> Link:
+        self._check_open()
         self._discarded = [one for one in self._discarded if not one.is_gone]
         link = Link(self._make(), self.path)
         try:
@@ -111,12 +112,18 @@ class Line:
         except BaseException:
             self._discarded.append(link)
             raise
-        if self._is_closed:
+        try:
+            self._check_open()
+        except ValueError:
             self.drop(link)
-            raise ValueError("The sender was closed.")
+            raise
         self._max_message_size = sdk_seam.max_message_size(link.sender)
         self._max_batch_size = sdk_seam.max_batch_size(link.sender)
         return link
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("The sender was closed.")
 
     @property
     def is_measured(self) -> bool:

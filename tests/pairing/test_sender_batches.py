@@ -1,0 +1,255 @@
+"""Batches, large messages and scheduling, with the primary and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusConnectionError, ServiceBusError
+from tests.pairing.paired import KINDS, Pair, Stage, text
+
+from twinbus.broker import Kind, Operation
+from twinbus.ledger.recorder import MemoryRecorder, OperationKind
+from twinbus.pairing.envelope import encoded_size
+from twinbus.pairing.errors import EntityFailedOverError, EnvelopeTooLargeError, ScheduledInBacklogError
+from twinbus.pairing.events import FailedOver, OversizeWarning
+from twinbus.pairing.failover import Route
+
+LIMIT = 256 * 1024
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage.set_up() as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def pair(stage: Stage, kind: str) -> Iterator[Pair]:
+    with stage.pair(kind) as made:
+        yield made
+        stage.clear()
+
+
+def filled(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> int:
+    """Add a message until there is no more room; how many there are now."""
+    while True:
+        try:
+            batch.add_message(message)
+        except MessageSizeExceededError:
+            return len(batch)
+
+
+def bodies(messages: list[Any]) -> list[str]:
+    return [str(message) for message in messages]
+
+
+# ---- batches ----
+
+
+@pytest.mark.parametrize("size", [10, 3000])
+def test_a_full_batch_can_be_diverted_whole_and_in_order(pair: Pair, size: int) -> None:
+    sender = pair.sender()
+    batch = sender.create_message_batch()
+    message = text("x" * size, session_id="s" * 100, time_to_live=timedelta(hours=1), application_properties={"a": 1})
+    count = filled(batch, message)
+    assert count > 20
+    pair.take_down()
+    receipt = sender.send_messages(batch)
+    assert (receipt.route, len(receipt.message_ids)) == (Route.BACKLOG, count)
+    assert sorted(pair.stored) == [0, 0, count]
+
+
+def test_the_messages_of_a_diverted_batch_are_in_order(pair: Pair) -> None:
+    sender = pair.sender()
+    pair.pairing.fail_over(pair.path)
+    batch = sender.create_message_batch()
+    for number in range(20):
+        batch.add_message(text(str(number)))
+    sender.send_messages(batch)
+    sender.send_messages([text(str(number)) for number in range(20, 40)])
+    assert bodies(pair.peek(pair.stored.index(40))) == [str(number) for number in range(40)]
+
+
+def test_a_batch_holds_what_the_messages_were_when_they_were_added(pair: Pair) -> None:
+    sender = pair.sender()
+    batch, message = sender.create_message_batch(), text("the same object", application_properties={"number": 0})
+    for number in range(3):
+        message.application_properties["number"] = number  # type: ignore[index]
+        message.subject, message.message_id = f"subject {number}", str(number)
+        batch.add_message(message)
+    pair.pairing.fail_over(pair.path)
+    assert sender.send_messages(batch).message_ids == ("0", "1", "2")
+    stored = pair.peek(pair.stored.index(3))
+    assert [one.application_properties[b"number"] for one in stored] == [0, 1, 2]
+    assert [one.subject for one in stored] == ["subject 0", "subject 1", "subject 2"]
+
+
+def test_a_batch_can_be_made_while_the_primary_is_down_and_in_failover_without_touching_it(pair: Pair) -> None:
+    sender = pair.sender()
+    pair.take_down()
+    assert sender.create_message_batch().max_size_in_bytes == LIMIT
+    assert len(pair.events.all(FailedOver)) == 1
+    pair.bring_back()
+    assert pair.sender().create_message_batch().max_size_in_bytes == LIMIT
+    assert pair.links == 0
+
+
+def test_a_batch_can_be_made_smaller_and_not_larger_than_the_entity_allows(pair: Pair) -> None:
+    sender = pair.sender()
+    batch = sender.create_message_batch(max_size_in_bytes=1000)
+    assert 1 <= filled(batch, text("x" * 100)) < 10
+    assert batch.size_in_bytes <= 1000
+    with pytest.raises(ValueError, match=f"max_size_in_bytes must be at most {LIMIT} bytes, not {LIMIT + 1}"):
+        sender.create_message_batch(LIMIT + 1)
+
+
+def test_a_batch_of_the_sdks_own_is_taken_and_diverted_as_well(pair: Pair) -> None:
+    sender, batch = pair.sender(), ServiceBusMessageBatch()
+    batch.add_message(text("one"))
+    batch.add_message(text("two"))
+    assert sender.send_messages(batch).route is Route.PRIMARY
+    pair.pairing.fail_over(pair.path)
+    assert sender.send_messages(batch).route is Route.BACKLOG
+    assert bodies(pair.peek()) == bodies(pair.peek(pair.stored.index(2))) == ["one", "two"]
+
+
+def test_an_entity_that_refuses_a_link_makes_no_batch(pair: Pair) -> None:
+    with pytest.raises(ServiceBusError):
+        pair.sender("no-such-queue").create_message_batch()
+
+
+# ---- large messages ----
+
+
+def close_to_the_limit() -> ServiceBusMessage:
+    return text("x" * (LIMIT - encoded_size(text()) - 20))
+
+
+def two_close_to_the_limit() -> list[ServiceBusMessage]:
+    return [text("x" * (LIMIT // 2 - encoded_size(text()) - 60)) for _ in range(2)]
+
+
+def test_a_message_that_would_not_fit_the_backlog_is_sent_while_all_is_well_with_one_warning_per_entity(
+    pair: Pair,
+) -> None:
+    one, other = pair.sender(), pair.sender()
+    for sender in (one, one, other):
+        assert sender.send_messages(close_to_the_limit()).route is Route.PRIMARY
+    assert one.send_messages(two_close_to_the_limit()).route is Route.PRIMARY
+    (warning,) = pair.events.all(OversizeWarning)
+    assert (warning.entity, warning.limit) == (pair.path, LIMIT)
+    assert warning.size - warning.overhead <= LIMIT < warning.size
+    assert pair.received == 5
+
+
+def test_in_failover_it_is_an_error_that_tells_size_limit_and_overhead(pair: Pair) -> None:
+    sender = pair.sender()
+    pair.pairing.fail_over(pair.path)
+    for too_large in (close_to_the_limit(), two_close_to_the_limit()):
+        with pytest.raises(EnvelopeTooLargeError) as raised:
+            sender.send_messages(too_large)
+        error = raised.value
+        assert error.size - error.overhead <= error.limit == LIMIT < error.size
+        assert isinstance(error, MessageSizeExceededError)
+    assert (pair.stored, pair.pairing.retired_queues()) == ([0, 0, 0], {})
+
+
+def test_with_refuse_oversize_it_is_refused_while_all_is_well(stage: Stage, kind: str) -> None:
+    with stage.pair(kind, refuse_oversize=True) as pair:
+        sender = pair.sender()
+        with pytest.raises(EnvelopeTooLargeError):
+            sender.send_messages(close_to_the_limit())
+        assert sender.send_messages(text("x" * 200_000)).route is Route.PRIMARY
+        assert pair.received == 1
+
+
+# ---- scheduling ----
+
+
+def in_an_hour() -> datetime:
+    return datetime.now(UTC) + timedelta(hours=1)
+
+
+def test_while_all_is_well_messages_are_scheduled_and_cancelled_at_the_primary(pair: Pair) -> None:
+    sender = pair.sender()
+    numbers = sender.schedule_messages([text("one"), {"body": "two"}], in_an_hour())
+    assert len(numbers) == 2
+    assert min(numbers) > 0
+    (third,) = sender.schedule_messages(text("three"), in_an_hour())
+    sender.cancel_scheduled_messages(numbers)
+    sender.cancel_scheduled_messages(third)
+    assert pair.peek() == []
+    assert pair.stored == [0, 0, 0]
+
+
+def test_in_failover_scheduling_returns_negative_numbers_and_keeps_the_time(pair: Pair) -> None:
+    sender, at = pair.sender(), in_an_hour().replace(microsecond=0)
+    pair.take_down()
+    numbers = sender.schedule_messages([text("one"), text("two")], at)
+    numbers += sender.schedule_messages(text("three"), at)
+    assert len(set(numbers)) == 3
+    assert max(numbers) < 0
+    stored = pair.peek(pair.stored.index(3))
+    assert bodies(stored) == ["one", "two", "three"]
+    for message in stored:
+        assert message.application_properties[b"x-ms-scheduledenqueuetimeutc"] == int(at.timestamp() * 1000)
+        assert message.scheduled_enqueue_time_utc is None
+
+
+def test_cancelling_negative_numbers_is_refused_and_cancels_nothing(pair: Pair) -> None:
+    sender = pair.sender()
+    (direct,) = sender.schedule_messages(text(), in_an_hour())
+    pair.pairing.fail_over(pair.path)
+    (diverted,) = sender.schedule_messages(text(), in_an_hour())
+    pair.pairing.fail_back(pair.path)
+    for numbers in (diverted, [direct, diverted]):
+        with pytest.raises(ScheduledInBacklogError) as raised:
+            sender.cancel_scheduled_messages(numbers)
+        assert raised.value.sequence_numbers == (diverted,)
+    assert len(pair.peek()) == 1
+
+
+def test_in_failover_a_cancel_does_not_reach_the_primary(pair: Pair) -> None:
+    sender = pair.sender()
+    (number,) = sender.schedule_messages(text(), in_an_hour())
+    pair.pairing.fail_over(pair.path)
+    with pytest.raises(EntityFailedOverError, match="cancel scheduled messages"):
+        sender.cancel_scheduled_messages(number)
+    assert len(pair.peek()) == 1
+
+
+def test_a_cancel_says_nothing_about_failover(pair: Pair) -> None:
+    sender = pair.sender()
+    pair.take_down()
+    with pytest.raises(ServiceBusConnectionError):
+        sender.cancel_scheduled_messages(1)
+    assert pair.events == []
+
+
+def test_a_cancel_on_a_stale_link_is_done_on_a_fresh_one(pair: Pair) -> None:
+    sender = pair.sender()
+    (number,) = sender.schedule_messages(text(), in_an_hour())
+    pair.strike(Kind.RESET, on=frozenset({Operation.MANAGEMENT}), count=1)
+    sender.cancel_scheduled_messages(number)
+    assert pair.peek() == []
+
+
+def test_schedules_and_cancels_are_recorded(stage: Stage, kind: str) -> None:
+    recorder = MemoryRecorder()
+    with stage.pair(kind, recorder=recorder) as pair:
+        sender = pair.sender()
+        numbers = sender.schedule_messages([text(), text()], in_an_hour())
+        sender.cancel_scheduled_messages(numbers)
+        pair.pairing.fail_over(pair.path)
+        sender.schedule_messages(text(), in_an_hour())
+    kinds = [row.operation for row in recorder.operations]
+    assert kinds == [OperationKind.SCHEDULE, OperationKind.SCHEDULE, OperationKind.CANCEL, OperationKind.SEND]

@@ -1,0 +1,14 @@
+"""The synchronous twins are those that the script makes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "unasync.py"
+
+
+def test_the_generated_modules_are_current() -> None:
+    checked = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
