@@ -14,7 +14,7 @@ INSTALLED_CONFORMANCE := .venv/.installed-conformance
 RUN_PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast demo conformance live bench-broker bench-memory bench-ledger format constraints clean
+.PHONY: help venv check test test-fast demo conformance live bench-broker bench-memory bench-ledger generate bench-pairing format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -34,11 +34,15 @@ $(INSTALLED_CONFORMANCE): $(INSTALLED)
 	@$(PIP) install -c constraints.txt -e '.[conformance]'
 	@touch $@
 
-check: $(INSTALLED) ## Lint, check the format, the types and the imports between folders
+check: $(INSTALLED) ## Lint, check the format, the types, the imports between folders and what is generated
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/unasync.py --check
+
+generate: $(INSTALLED) ## Write the synchronous twins of the asynchronous modules
+	@$(BIN)/python scripts/unasync.py
 
 test: $(INSTALLED) ## Run all tests
 	@$(RUN_PYTEST) $(PYTEST)
@@ -63,6 +67,9 @@ bench-memory: $(INSTALLED) ## Push and store a million messages, and watch the m
 
 bench-ledger: $(INSTALLED) ## Measure what the ledger costs a sender, and its files (QUICK=1 for a tenth)
 	@$(BIN)/python bench/ledger.py
+
+bench-pairing: $(INSTALLED) ## Measure what pairing costs, and how soon it is there in an outage (QUICK=1 for a tenth)
+	@$(BIN)/python bench/pairing.py
 
 format: $(INSTALLED) ## Sort the imports, mend what can be mended, format
 	@$(BIN)/ruff check --fix

@@ -36,10 +36,10 @@ from twinbus.pairing.failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
 
 QUICK = bool(os.environ.get("QUICK"))
-PAIRS = int(os.environ.get("PAIRS", 16 if QUICK else 160))
+PAIRS = 40 if QUICK else 400
 BODY = b"x" * 1024
-BLOCK = 100  # messages sent one by one
-LISTS, LIST = 4, 100
+BLOCK = 25  # messages sent one by one
+LIST = 100  # messages in a list or batch
 ATTEMPT_TIMEOUT = 2.0
 OUTAGES = 1 if QUICK else 5
 BACKLOG = "contoso/x-servicebus-transfer/0"
@@ -91,19 +91,17 @@ def singles(send: Callable[[Any], Any]) -> Block:
 
 def lists(send: Callable[[Any], Any]) -> Block:
     def block() -> None:
-        for _ in range(LISTS):
-            send([ServiceBusMessage(BODY) for _ in range(LIST)])
+        send([ServiceBusMessage(BODY) for _ in range(LIST)])
 
     return block
 
 
 def batches(sender: Any) -> Block:
     def block() -> None:
-        for _ in range(LISTS):
-            batch = sender.create_message_batch()
-            for _ in range(LIST):
-                batch.add_message(ServiceBusMessage(BODY))
-            sender.send_messages(batch)
+        batch = sender.create_message_batch()
+        for _ in range(LIST):
+            batch.add_message(ServiceBusMessage(BODY))
+        sender.send_messages(batch)
 
     return block
 
@@ -118,19 +116,17 @@ def async_singles(runner: asyncio.Runner, sender: Any) -> Block:
 
 def async_lists(runner: asyncio.Runner, sender: Any) -> Block:
     async def block() -> None:
-        for _ in range(LISTS):
-            await sender.send_messages([ServiceBusMessage(BODY) for _ in range(LIST)])
+        await sender.send_messages([ServiceBusMessage(BODY) for _ in range(LIST)])
 
     return lambda: runner.run(block())
 
 
 def async_batches(runner: asyncio.Runner, sender: Any) -> Block:
     async def block() -> None:
-        for _ in range(LISTS):
-            batch = await sender.create_message_batch()
-            for _ in range(LIST):
-                batch.add_message(ServiceBusMessage(BODY))
-            await sender.send_messages(batch)
+        batch = await sender.create_message_batch()
+        for _ in range(LIST):
+            batch.add_message(ServiceBusMessage(BODY))
+        await sender.send_messages(batch)
 
     return lambda: runner.run(block())
 

@@ -13,6 +13,7 @@ from twinbus.pairing.errors import (
     BacklogConfigurationError,
     BacklogNotReadyError,
     BacklogUnavailableError,
+    EntityFailedOverError,
     EnvelopeTooLargeError,
     PairedClientFaultedError,
     ScheduledInBacklogError,
@@ -26,6 +27,7 @@ ERRORS = [
     BacklogConfigurationError(QUEUE, "requires_session", True, "diverted messages have no session"),
     BacklogNotReadyError("the queues could not be checked", OSError("unreachable")),
     ScheduledInBacklogError("orders", [-7]),
+    EntityFailedOverError("orders", "cancel scheduled messages"),
     AttemptTimeoutError("orders", 10.0),
     EnvelopeTooLargeError("orders", size=262_300, limit=262_144, overhead=200),
 ]

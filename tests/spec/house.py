@@ -1,4 +1,4 @@
-"""Two namespaces, paired clients of both kinds called in the same way, and what reached the namespaces, counted there."""
+"""Two namespaces, paired clients of both kinds called in the same way, and what the namespaces have counted."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class House:
         with client.paired:
             yield client
 
-    def make(self, kind: str, *, policy: str | None = None, **options: Any) -> Client:
+    def make(self, kind: str, *, signed_by: str | None = None, **options: Any) -> Client:
         """A client that nobody has started yet."""
         name = options.setdefault("primary_name", self.a_name("contoso"))
         given = SendAvailabilityOptions(
@@ -139,7 +139,7 @@ class House:
             }
         )
         recorder = MemoryRecorder()
-        texts = [self._text(one, policy) for one in (self.primary, self.secondary)]
+        texts = [self._text(one, signed_by) for one in (self.primary, self.secondary)]
         if kind == "sync":
             return Client(twinbus.PairedServiceBusClient(*texts, given, recorder=recorder), recorder, name)
         made = self._loop.run(called(twinbus.aio.PairedServiceBusClient, *texts, given, recorder=recorder))
@@ -181,12 +181,8 @@ class House:
 
     def messages(self, queue: Queue) -> list[Message]:
         """What is in a queue, as it was stored."""
-        side = self.primary if self._is_primary(queue) else self.secondary
+        side = self.secondary if "/x-servicebus-transfer/" in queue.path else self.primary
         return side.call(queue.peek, 0, 1000)
-
-    def _is_primary(self, queue: Queue) -> bool:
-        found = self.primary.namespace.find(queue.path)
-        return found is not None and found.queue is queue
 
     def receivers(self, path: str) -> int:
         """How many links lead from a queue of the secondary."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient
+from azure.servicebus.exceptions import ServiceBusAuthorizationError
 from tests.spec.house import Client, House, backlog_path, eventually, text
 from tests.syphon.diverted import entries_of
 
@@ -50,7 +51,7 @@ def test_while_the_primary_is_healthy_a_message_arrives_as_the_sdk_sends_it(hous
         assert house.stored(client) == [0, 0]
     [arrived], [expected] = house.messages(ours), house.messages(theirs)
     found, wanted = (sections.split_sections(one.encoded()) for one in (arrived, expected))
-    for name in ("header", "properties", "application_properties", "body", "footer"):
+    for name in ("header", "properties", "application_properties", "body"):
         assert getattr(found, name) == getattr(wanted, name), name
     assert entries_of(found.message_annotations) == entries_of(wanted.message_annotations)
 
@@ -160,7 +161,7 @@ def test_without_a_failure_that_counts_nothing_fails_over(house: House, kind: st
     with house.client(kind) as client:
         sender = client.get_queue_sender(queue.path)
         house.strike(queue.path, Kind.REJECT, condition="amqp:unauthorized-access", count=1)
-        with pytest.raises(Exception, match="unauthorized|Unauthorized|not authorized|unable"):
+        with pytest.raises(ServiceBusAuthorizationError):
             sender.send_messages(text())
         assert sender.send_messages(text()).route is Route.PRIMARY
         assert client.seen.all(FailedOver) == client.seen.all(Diverted) == []

@@ -1,4 +1,4 @@
-"""SPEC 2: how a client of either kind treats the backlog queues. Their properties, one by one: tests/pairing/test_backlog.py."""
+"""SPEC 2: how clients of both kinds treat backlog queues. For their properties see tests/pairing/test_backlog.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.spec.house import House, backlog_path, eventually, text
 from twinbus import BacklogConfigurationError, BacklogWarning, Route
 from twinbus.broker import QueueDescription
 from twinbus.broker.durations import TICKS_PER_MINUTE, TICKS_PER_SECOND
-from twinbus.broker.entities import Entity
 from twinbus.ledger.recorder import OperationKind
 
 
@@ -29,8 +28,8 @@ def found(house: House, path: str) -> Any:
     return entity
 
 
-def create(house: House, description: QueueDescription) -> Entity:
-    return house.secondary.run(house.secondary.namespace.create(description))
+def create(house: House, description: QueueDescription) -> None:
+    house.secondary.run(house.secondary.namespace.create(description))
 
 
 def test_a_queue_is_looked_for_first_and_made_only_if_it_is_not_there(house: House, kind: str) -> None:

@@ -45,7 +45,7 @@ class Budget:
 
     def for_primary(self) -> float:
         """The seconds that an attempt on the primary may take now."""
-        return min(self._attempt, self.before_backlog())
+        return self._attempt if self._ends is None else min(self._attempt, self.before_backlog())
 
     def for_backlog(self) -> float:
         """The seconds that an attempt on a backlog queue may take now."""

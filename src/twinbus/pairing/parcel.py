@@ -9,7 +9,7 @@ from typing import Any
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from . import sdk_seam
-from .batch import AnyMessage, EnvelopeBatch, as_message, fill_in_id, id_of
+from .batch import AnyMessage, EnvelopeBatch, as_message, identify
 from .envelope import MAX_PROPERTIES_SIZE, Oversize, encoded_size, overhead, oversize, wrap, wrap_all
 from .errors import EnvelopeTooLargeError
 
@@ -32,18 +32,20 @@ class Parcel:
     is another message; after a failure it stays, and sending the object again is trying the same message again.
     """
 
-    __slots__ = ("attempts", "destination", "primary_error")
-
     is_batch = False
-    is_empty = False
     #: When the messages are to arrive, if not at once.
     at: datetime | None = None
+    #: Whether it fits the backlog of any tier for sure.
+    is_small = False
+    #: Those that were given an id.
+    nameless: Sequence[ServiceBusMessage] = ()
+    #: How often it was tried so far, and why the primary did not take it.
+    attempts = 0
+    primary_error: BaseException | None = None
 
-    def __init__(self, destination: str) -> None:
+    def __init__(self, destination: str, message_ids: tuple[str, ...]) -> None:
         self.destination = destination
-        #: How often it was tried so far, and why the primary did not take it.
-        self.attempts = 0
-        self.primary_error: BaseException | None = None
+        self.message_ids = message_ids
 
     @property
     def messages(self) -> Sequence[ServiceBusMessage]:
@@ -51,30 +53,23 @@ class Parcel:
         raise NotImplementedError
 
     @property
-    def payload(self) -> Payload:
-        """What the SDK is given on the way to the primary."""
-        raise NotImplementedError
+    def payload(self) -> Payload | None:
+        """What the SDK is given on the way to the primary; None if it is to be scheduled."""
+        return None
 
-    @property
-    def message_ids(self) -> tuple[str, ...]:
-        return tuple(map(id_of, self.messages))
+    def accepted(self) -> None:
+        """The call has succeeded."""
+        for message in self.nameless:
+            message.message_id = None
 
     def sizes(self) -> list[int]:
         """The bytes of each message on the wire."""
         return [encoded_size(message) for message in self.messages]
 
-    @property
-    def is_small(self) -> bool:
-        """Whether it fits the backlog of any tier for sure; told at a glance."""
-        return False
-
     def oversize(self, limit: int) -> Oversize | None:
         """Whether a part of it would be larger than `limit` bytes in the backlog; None if all fits."""
         found = (oversize(message, self.destination, limit) for message in self.messages)
         return next((one for one in found if one is not None), None)
-
-    def accepted(self) -> None:
-        """The call has succeeded."""
 
     @property
     def session(self) -> str | None:
@@ -114,12 +109,14 @@ class Parcel:
 class Single(Parcel):
     """One message."""
 
-    __slots__ = ("_is_filled_in", "_message")
-
     def __init__(self, message: ServiceBusMessage, destination: str) -> None:
-        super().__init__(destination)
+        message_id, is_new = identify(message)
+        super().__init__(destination, (message_id,))
         self._message = message
-        self._is_filled_in = fill_in_id(message)
+        size = sdk_seam.body_size(message)
+        self.is_small = size is not None and size < _SMALL
+        if is_new:
+            self.nameless = (message,)
 
     @property
     def messages(self) -> Sequence[ServiceBusMessage]:
@@ -129,56 +126,18 @@ class Single(Parcel):
     def payload(self) -> ServiceBusMessage:
         return self._message
 
-    @property
-    def message_ids(self) -> tuple[str, ...]:
-        return (id_of(self._message),)
 
-    @property
-    def is_small(self) -> bool:
-        size = sdk_seam.body_size(self._message)
-        return size is not None and size < _SMALL
-
-    def oversize(self, limit: int) -> Oversize | None:
-        return oversize(self._message, self.destination, limit)
-
-    def accepted(self) -> None:
-        if self._is_filled_in:
-            self._message.message_id = None
-
-
-class Batched(Parcel):
-    """A batch that somebody has put together; its messages have got their ids already."""
-
-    __slots__ = ("_batch", "is_empty")
+class Together(Parcel):
+    """Several messages in one piece."""
 
     is_batch = True
 
-    def __init__(self, batch: ServiceBusMessageBatch | None, destination: str) -> None:
-        super().__init__(destination)
-        self._batch = batch
-        self.is_empty = batch is not None and len(batch) == 0
-
-    @property
-    def messages(self) -> Sequence[ServiceBusMessage]:
-        batch = self.payload
-        return batch.added() if isinstance(batch, EnvelopeBatch) else sdk_seam.messages_of(batch)
-
     @property
     def payload(self) -> ServiceBusMessageBatch:
-        assert self._batch is not None
-        return self._batch
-
-    @property
-    def message_ids(self) -> tuple[str, ...]:
-        return tuple(self._batch.message_ids) if isinstance(self._batch, EnvelopeBatch) else super().message_ids
+        raise NotImplementedError
 
     def sizes(self) -> list[int]:
         return sizes_of(self.payload)
-
-    @property
-    def is_small(self) -> bool:
-        batch = self.payload
-        return batch.size_in_bytes + len(batch) * _LARGE_ENVELOPE < STANDARD_LIMIT
 
     def oversize(self, limit: int) -> Oversize | None:
         room = self._room()
@@ -186,16 +145,33 @@ class Batched(Parcel):
         return Oversize(size, room) if size > limit else None
 
 
-class Listed(Batched):
+class Batched(Together):
+    """A batch that somebody has put together; its messages have got their ids already."""
+
+    def __init__(self, batch: ServiceBusMessageBatch, destination: str) -> None:
+        self._batch = batch
+        ids = batch.message_ids if isinstance(batch, EnvelopeBatch) else [one.message_id or "" for one in self.messages]
+        super().__init__(destination, tuple(ids))
+        self.is_small = _is_small(batch)
+
+    @property
+    def messages(self) -> Sequence[ServiceBusMessage]:
+        return self._batch.added() if isinstance(self._batch, EnvelopeBatch) else sdk_seam.messages_of(self._batch)
+
+    @property
+    def payload(self) -> ServiceBusMessageBatch:
+        return self._batch
+
+
+class Listed(Together):
     """The messages of a list, which are sent as one batch. It may be as large as the SDK allows."""
 
-    __slots__ = ("_filled_in", "_messages")
-
     def __init__(self, messages: Iterable[AnyMessage], destination: str) -> None:
-        super().__init__(None, destination)
         self._messages = [as_message(message) for message in messages]
-        self.is_empty = not self._messages
-        self._filled_in = [message for message in self._messages if fill_in_id(message)]
+        identified = [identify(message) for message in self._messages]
+        super().__init__(destination, tuple([message_id for message_id, _ in identified]))
+        self.nameless = [one for one, (_, is_new) in zip(self._messages, identified, strict=True) if is_new]
+        self._batch: ServiceBusMessageBatch | None = None
 
     @property
     def messages(self) -> Sequence[ServiceBusMessage]:
@@ -208,29 +184,27 @@ class Listed(Batched):
             self._batch = sdk_seam.new_batch(ANY_SIZE)
             for message in self._messages:
                 self._batch.add_message(message)
+            self.is_small = _is_small(self._batch)
         return self._batch
-
-    def accepted(self) -> None:
-        for message in self._filled_in:
-            message.message_id = None
 
 
 class Scheduled(Parcel):
     """Messages for later. As with the SDK, time and id stay on the objects."""
 
-    __slots__ = ("_messages", "at")
-
     def __init__(self, messages: Any, at: datetime, destination: str) -> None:
-        super().__init__(destination)
-        self.at = at
         self._messages = [as_message(message) for message in (messages if _is_many(messages) else [messages])]
+        super().__init__(destination, tuple([identify(message)[0] for message in self._messages]))
+        self.at = at
         for message in self._messages:
-            fill_in_id(message)
             message.scheduled_enqueue_time_utc = at
 
     @property
     def messages(self) -> list[ServiceBusMessage]:
         return self._messages
+
+
+def _is_small(batch: ServiceBusMessageBatch) -> bool:
+    return batch.size_in_bytes + len(batch) * _LARGE_ENVELOPE < STANDARD_LIMIT
 
 
 def sizes_of(payload: Payload) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient
@@ -87,19 +89,25 @@ class Delivery:
     # ---- the primary ----
 
     async def _to_primary(self, link: Link, parcel: Parcel, seconds: float) -> list[int] | None:
+        payload = parcel.payload
         if not parcel.is_small:
             self._check_size(parcel)
-        if self._is_recording:
-            kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
-            with attempt_recorded(self._pairing, kind, parcel, parcel.sizes()):
-                return await self._use(link, parcel, seconds)
-        return await self._use(link, parcel, seconds)
-
-    async def _use(self, link: Link, parcel: Parcel, seconds: float) -> list[int] | None:
-        if parcel.at is None:
-            await link.send(parcel.payload, seconds)
+        if payload is not None and not self._is_recording:
+            await link.send(payload, seconds)
             return None
-        return await link.schedule(list(parcel.messages), parcel.at, seconds)
+        kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
+        with self._recording(kind, parcel, parcel.sizes):
+            if parcel.at is not None:
+                return await link.schedule(list(parcel.messages), parcel.at, seconds)
+            if payload is not None:
+                await link.send(payload, seconds)
+            return None
+
+    def _recording(
+        self, kind: OperationKind, parcel: Parcel, sizes: Callable[[], list[int]], queue: str | None = None
+    ) -> AbstractContextManager[None]:
+        """Record the attempt made within, if anybody wants to know."""
+        return attempt_recorded(self._pairing, kind, parcel, sizes(), queue) if self._is_recording else nullcontext()
 
     def _is_primary(self) -> bool:
         return self._pairing.route(self._entity).route is Route.PRIMARY
@@ -223,9 +231,7 @@ class Delivery:
             nonlocal payload
             if payload is None:
                 payload = parcel.wrapped(line.limit(parcel.is_batch))
-            if not self._is_recording:
-                return await link.send(payload, seconds)
-            with attempt_recorded(self._pairing, OperationKind.SEND, parcel, sizes_of(payload), line.path):
+            with self._recording(OperationKind.SEND, parcel, partial(sizes_of, payload), line.path):
                 await link.send(payload, seconds)
 
         sessions = self._pairing.diverted_sessions

@@ -90,18 +90,13 @@ class PairedSender:
         if kwargs or timeout is not None or self._is_closed:
             self._check(timeout, kwargs)
         parcel = parcel_of(message, self.entity_name)
-        if parcel.is_empty:
+        if not parcel.message_ids:
             return Receipt(Route.PRIMARY, self.entity_name, None, (), 0)
-        queue, _ = await self._delivery.bring(parcel, self._budget(timeout))
-        receipt = Receipt(
-            Route.PRIMARY if queue is None else Route.BACKLOG,
-            self.entity_name,
-            queue,
-            parcel.message_ids,
-            parcel.attempts,
-        )
-        parcel.accepted()
-        return receipt
+        queue, _ = await self._delivery.bring(parcel, self._unbounded if timeout is None else self._budget(timeout))
+        if parcel.nameless:
+            parcel.accepted()
+        route = Route.PRIMARY if queue is None else Route.BACKLOG
+        return Receipt(route, self.entity_name, queue, parcel.message_ids, parcel.attempts)
 
     async def schedule_messages(
         self,

@@ -125,17 +125,18 @@ class Link:
     def _make(self, call: Callable[..., T], *arguments: Any, seconds: float) -> T:
         self._is_idle = False
         ends = time.monotonic() + seconds
-        if not self._calling.acquire(timeout=max(0.0, seconds)):
-            raise TurnTimeoutError(self.path, seconds)
-        try:
-            left = ends - time.monotonic()
-            # The SDK would open a sender that was closed anew, and nobody could give up on that.
-            if left <= 0 or self._is_discarded:
+        if not self._calling.acquire(blocking=False):
+            if not self._calling.acquire(timeout=max(0.0, seconds)):
                 raise TurnTimeoutError(self.path, seconds)
-            return call(*arguments, timeout=left)
+            seconds = ends - time.monotonic()
+        try:
+            # The SDK would open a sender that was closed anew, and nobody could give up on that.
+            if seconds <= 0 or self._is_discarded:
+                raise TurnTimeoutError(self.path, seconds)
+            return call(*arguments, timeout=seconds)
         except OperationTimeoutError as error:
-            if time.monotonic() < ends:
-                raise  # the service has said so
+            if time.monotonic() < ends or isinstance(error, TurnTimeoutError):
+                raise  # the service has said so, or we have
             raise AttemptTimeoutError(self.path, seconds) from error
         finally:
             self._calling.release()
