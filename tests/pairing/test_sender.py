@@ -247,9 +247,13 @@ def test_a_faulted_pairing_refuses_every_call(pair: Pair) -> None:
     pair.pairing.set_fault("the other side was closed")
     for call in (
         lambda: sender.send_messages(text()),
+        lambda: sender.send_messages([]),
         lambda: sender.schedule_messages(text(), None),
+        lambda: sender.schedule_messages([], None),
         lambda: sender.cancel_scheduled_messages(1),
+        lambda: sender.cancel_scheduled_messages([]),
         sender.create_message_batch,
+        sender.open_standby,
     ):
         with pytest.raises(PairedClientFaultedError, match="the other side was closed"):
             call()

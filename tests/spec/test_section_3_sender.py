@@ -92,9 +92,7 @@ def test_as_soon_as_one_ping_succeeds_every_sender_of_the_entity_goes_to_the_pri
         senders = [client.get_queue_sender(queue.path) for _ in range(3)]
         down = house.strike(queue.path)
         assert [one.send_messages(text()).route for one in senders] == [Route.BACKLOG] * 3
-        first, second = (client.seen.next(PingFailed) for _ in range(2))
-        assert 0.9 < (second.at - first.at).total_seconds() < 2
-        assert first.next_ping_in == 1
+        assert client.seen.next(PingFailed).next_ping_in == 1
         house.mend(down)
         client.seen.next(Recovered)
         assert [one.send_messages(text()).route for one in senders] == [Route.PRIMARY] * 3

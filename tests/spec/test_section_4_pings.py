@@ -59,9 +59,9 @@ def test_an_unavailable_entity_is_pinged_once_an_interval_by_each_client_however
         assert queue.activity.pings == 2
 
 
-def test_pings_stop_as_soon_as_the_entity_is_back(house: House, kind: str) -> None:
+def test_pings_stop_as_soon_as_the_entity_is_back(house: House) -> None:
     queue, other = house.queue(house.a_name()), house.queue(house.a_name())
-    with house.client(kind) as client:
+    with house.client("sync") as client:
         house.strike(queue.path, count=1)
         client.get_queue_sender(queue.path).send_messages(text())
         client.seen.next(Recovered)

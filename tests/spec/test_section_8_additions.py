@@ -66,9 +66,9 @@ def test_the_queue_of_a_session_is_the_same_for_every_client_and_sessions_are_sp
     assert len(set(chosen[0])) > 1
 
 
-def test_a_session_of_which_one_message_is_diverted_stays_diverted_until_none_of_it_is_left(
-    house: House, kind: str
-) -> None:
+def test_a_session_of_which_one_message_is_diverted_stays_diverted_until_none_of_it_is_left(house: House) -> None:
+    """The synchronous client; for the other one see tests/client/test_order.py."""
+    kind = "sync"
     queue = house.queue(house.a_name(), requires_session=True)
     with house.client(kind, order="session") as client:
         sender = client.get_queue_sender(queue.path)

@@ -226,7 +226,7 @@ async def test_a_link_that_gives_no_sign_is_replaced(pair: Pair, monkeypatch: py
         await pair.until("orders", 3)
 
 
-async def test_polls_do_not_ask_anything_of_the_namespace(pair: Pair) -> None:
+async def test_a_poll_renews_the_credit_and_asks_nothing_else_of_the_namespace(pair: Pair) -> None:
     requests = counting(pair.secondary, BACKLOG, Operation.MANAGEMENT, Operation.ATTACH)
     async with pair.running(options={"poll": 0.2}):
         await eventually(lambda: pair.rows(OperationKind.POLL) >= 1)

@@ -79,6 +79,24 @@ async def test_standing_credit_waits_for_messages(connection: Connection) -> Non
     assert receiver.credit == 9
 
 
+async def test_a_credit_that_is_renewed_is_a_poll_to_the_namespace_unless_something_came_for_it(
+    connection: Connection, namespace: Namespace
+) -> None:
+    node = namespace.entities.resolve("orders")
+    assert node is not None
+    receiver, inbox = await receive(connection, "orders", 10)
+    receiver.renew_credit()
+    receiver.renew_credit()
+    await eventually(lambda: node.queue.activity.polls == 2)
+    receiver.ask_for_sign()  # a question is no receive
+    receiver.add_credit(1)  # neither is asking for more
+    await put(connection, b"late")
+    await inbox.take_one()
+    receiver.renew_credit()  # this receive did not wait in vain
+    await receiver.stop(PATIENCE)  # and this one did not wait for its time
+    assert (node.queue.activity.polls, node.queue.activity.delivered) == (2, 1)
+
+
 async def test_a_stopped_receiver_gets_nothing_more_until_it_asks_again(connection: Connection) -> None:
     receiver, inbox = await receive(connection, "orders", 100)
     await receiver.stop(PATIENCE)

@@ -8,6 +8,7 @@ import typer
 
 from twinbus import __version__
 
+from .cost import app as cost
 from .demo import demo
 from .ledger import app as ledger
 from .serve import serve
@@ -42,3 +43,4 @@ app.command()(serve)
 app.command()(syphon)
 app.command()(demo)
 app.add_typer(ledger, name="ledger")
+app.add_typer(cost, name="cost")

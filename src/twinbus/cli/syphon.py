@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import socket
 import sys
 import time
-from dataclasses import asdict
-from typing import Annotated, NoReturn
+import uuid
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from azure.core.exceptions import AzureError
 from rich.console import Console
 
+from twinbus.ledger.errors import ExtraMissing
+from twinbus.ledger.proof import LedgerMode, for_syphon
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.naming import backlog_path
 from twinbus.pairing.options import SyphonOptions
@@ -21,10 +27,13 @@ from twinbus.syphon import AmqpError
 from twinbus.syphon.connector import Side
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.report import DrainReport
-from twinbus.syphon.terms import Terms
+from twinbus.syphon.terms import MAX_LOCK_SECONDS, Terms
 
 from .logs import LogFormat, configure_logs
 from .serve import BAD_USAGE, LEVELS, run_loop, spare_the_collector
+
+if TYPE_CHECKING:  # it needs libraries of the extra `ledger`
+    from twinbus.ledger.writer import LedgerWriter
 
 NAME_TIMEOUT = 30.0
 PROGRESS_EVERY = 1.0  # seconds
@@ -54,6 +63,25 @@ def syphon(
     ttl: Annotated[
         str, typer.Option(help="remaining: time in the backlog counts; restart: it does not.")
     ] = "remaining",
+    lock: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=MAX_LOCK_SECONDS,
+            metavar="SECONDS",
+            help="Lock duration of the backlog queues, if you know it.",
+            show_default=False,
+        ),
+    ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TWINBUS_LEDGER", metavar="PATH_OR_URL", help="Keep a ledger here: a folder, or a URL as abfs://…"
+        ),
+    ] = None,
+    ledger_mode: Annotated[
+        str, typer.Option(help="required: complete nothing that the ledger does not have; best_effort: go on without.")
+    ] = "required",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Logs go to standard error.")] = LogFormat.TEXT,
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(LEVELS)}.")] = "error",
@@ -67,26 +95,34 @@ def syphon(
     """
     if log_level.lower() not in LEVELS:
         _refuse(f"--log-level must be one of {', '.join(LEVELS)}, not {log_level!r}")
-    for name, value, known in (("--order", order, (None, "session")), ("--ttl", ttl, ("remaining", "restart"))):
+    for name, value, known in (
+        ("--order", order, (None, "session")),
+        ("--ttl", ttl, ("remaining", "restart")),
+        ("--ledger-mode", ledger_mode, ("required", "best_effort")),
+    ):
         if value not in known:
             _refuse(f"{name} must be {' or '.join(filter(None, known))}, not {value!r}")
     configure_logs(log_format, log_level)
     try:
         sides = [_side(*given) for given in (("--primary", primary), ("--secondary", secondary))]
         options = SyphonOptions(rate=rate, destinations=destination or None)
-        terms = Terms(options=options, ttl=ttl, order=order)  # type: ignore[arg-type]
+        terms = Terms(options=options, ttl=ttl, order=order, lock_seconds=lock)  # type: ignore[arg-type]
         namespace = Namespace.from_connection_string(primary)
         if primary_name is not None:
             backlog_path(primary_name, 0)
+        writer = _open_ledger(ledger)
     except ValueError as error:
         _refuse(str(error))
-    work = _Work(sides[0], sides[1], namespace, primary_name, queues, terms, until_empty)
+    work = _Work(sides[0], sides[1], namespace, primary_name, queues, terms, until_empty, writer, ledger_mode)  # type: ignore[arg-type]
     try:
-        report = run_loop(work.run())
+        with writer or nullcontext():
+            report = run_loop(work.run())
     except (AmqpError, AzureError, OSError, ValueError) as error:
         typer.echo(f"twinbus syphon: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(json.dumps(report.to_json()) if as_json else as_text(report))
+    if writer is not None and writer.status().dropped_rows:
+        typer.echo(f"twinbus syphon: {writer.status().dropped_rows} rows of the ledger are lost", err=True)
     if len(report.missing) == queues:
         typer.echo(f"twinbus syphon: none of the {queues} backlog queues exists: {report.missing[0]}, …", err=True)
         raise typer.Exit(1)
@@ -110,6 +146,20 @@ def _side(name: str, text: str) -> Side:
         return Side.from_connection_string(text)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def _open_ledger(url: str | None) -> LedgerWriter | None:
+    if url is None:
+        return None
+    try:
+        from twinbus.ledger.writer import LedgerWriter
+
+        return LedgerWriter(url)
+    except ExtraMissing as error:
+        typer.echo(f"twinbus syphon: {error}", err=True)
+        raise typer.Exit(1) from None
+    except ValueError as error:
+        raise ValueError(f"--ledger: {error}") from None
 
 
 def as_text(report: DrainReport) -> str:
@@ -137,6 +187,8 @@ class _Work:
         count: int,
         terms: Terms,
         until_empty: bool,
+        writer: LedgerWriter | None,
+        ledger_mode: LedgerMode,
     ) -> None:
         self._sides = primary, secondary
         self._namespace = namespace
@@ -144,6 +196,8 @@ class _Work:
         self._count = count
         self._terms = terms
         self._until_empty = until_empty
+        self._writer = writer
+        self._ledger_mode: LedgerMode = ledger_mode
         self._stop = asyncio.Event()
 
     @property
@@ -154,7 +208,8 @@ class _Work:
     async def run(self) -> DrainReport:
         spare_the_collector()
         name = self._primary_name or self._namespace.name or await self._ask_for_name()
-        host = SyphonHost(*self._sides, [backlog_path(name, index) for index in range(self._count)], self._terms)
+        queues = [backlog_path(name, index) for index in range(self._count)]
+        host = SyphonHost(*self._sides, queues, self._with_ledger(name))
         drain = asyncio.create_task(host.drain(until_empty=self._until_empty))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -167,6 +222,13 @@ class _Work:
             for task in (stopper, shower):
                 task.cancel()
             await asyncio.gather(stopper, shower, return_exceptions=True)
+
+    def _with_ledger(self, name: str) -> Terms:
+        if self._writer is None:
+            return self._terms
+        client = f"syphon-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        recorder, flush = for_syphon(self._writer, asyncio.get_running_loop(), ledger=self._ledger_mode)
+        return replace(self._terms, pairing=name, client=client, recorder=recorder, flush=flush)
 
     async def _stop_when_told(self, host: SyphonHost) -> None:
         await self._stop.wait()

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from twinbus.ledger.recorder import NamespaceRole
+from twinbus.ledger.proof import for_syphon
+from twinbus.ledger.recorder import DurableRecorder, NamespaceRole, Recorder
 from twinbus.pairing.background import Background
 from twinbus.pairing.backlog import ListedQueue, list_backlog
 from twinbus.pairing.core import Pairing
@@ -19,6 +20,7 @@ from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.tasks import Tasks
 from twinbus.syphon.connector import Side
 from twinbus.syphon.host import SyphonHost
+from twinbus.syphon.ledger_gate import Flush
 from twinbus.syphon.terms import Terms
 
 from .partnership import GRACE, Partnership
@@ -74,14 +76,17 @@ class Runtime:
         await self.background.standby.is_named.wait()
         pairing = self._pairing
         queues = [pairing.queue_path(index) for index in range(pairing.options.backlog_queue_count)]
+        recorder, flush = _proof_of(pairing.recorder)
         terms = Terms(
             options=pairing.options.syphon,
             ttl=pairing.options.ttl,
             order=pairing.options.order,
             pairing=pairing.name,
             client=pairing.client,
-            recorder=pairing.recorder,
+            recorder=recorder,
             events=pairing.events,
+            flush=flush,
+            lock_seconds=self.background.standby.lock_seconds,
         )
         self.syphon = SyphonHost(Side.of(self._primary), Side.of(self._secondary), queues, terms)
         await self.syphon.start()
@@ -106,3 +111,10 @@ class Runtime:
         error = self._partnership.fault_partner(role)
         if error is not None:
             self._pairing.set_fault(error.reason, error.cause)
+
+
+def _proof_of(recorder: Recorder) -> tuple[Recorder, Flush | None]:
+    """What the syphon records with, and waits for: where there is a ledger, the row of each move in it."""
+    if isinstance(recorder, DurableRecorder):
+        return for_syphon(recorder, asyncio.get_running_loop())
+    return recorder, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .recorder import (
+    DurableRecorder,
     MemoryRecorder,
     NamespaceRole,
     NullRecorder,
@@ -15,6 +16,7 @@ from .recorder import (
 )
 
 __all__ = [
+    "DurableRecorder",
     "MemoryRecorder",
     "NamespaceRole",
     "NullRecorder",

@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Literal
 
 from .errors import NotDurable, reason_of
-from .recorder import Operation, Recorder
-from .writer import LedgerWriter
+from .recorder import DurableRecorder, Operation, Recorder
 
 #: A third of the lock of a backlog queue's messages.
 DEADLINE = 20.0
@@ -33,7 +32,7 @@ class Proof:
         deadline: Seconds after which a flush fails.
     """
 
-    def __init__(self, writer: LedgerWriter, *, deadline: float = DEADLINE) -> None:
+    def __init__(self, writer: DurableRecorder, *, deadline: float = DEADLINE) -> None:
         if not 0 < deadline < math.inf:
             raise ValueError(f"deadline must be more than 0 and finite, not {deadline!r}")
         self._writer = writer
@@ -106,7 +105,7 @@ def _because(error: NotDurable, cause: BaseException | None) -> NotDurable:
 
 
 def for_syphon(
-    writer: LedgerWriter,
+    writer: DurableRecorder,
     loop: asyncio.AbstractEventLoop,
     *,
     ledger: LedgerMode = "required",

@@ -10,9 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from enum import IntEnum, unique
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 @unique
@@ -241,6 +242,24 @@ class Recorder(Protocol):
 
     def record(self, operation: Operation) -> None:
         """Take note of it. Never raises and never waits: a send must not suffer from its own bookkeeping."""
+
+
+@runtime_checkable
+class DurableRecorder(Recorder, Protocol):
+    """A recorder that can say when rows are stored for good: `twinbus.ledger.writer.LedgerWriter`."""
+
+    #: Rows that could not be stored because of a value in them.
+    unfit_rows: int
+
+    def offer(self, operation: Operation) -> bool:
+        """As `record`; false if the row had to be dropped."""
+
+    def request_flush(self) -> Future[None]:
+        """Ends when everything that was recorded before is durable, and not before. Cancel it to stop waiting."""
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """Why nothing could be stored when that was last tried; None if it could."""
 
 
 class NullRecorder:

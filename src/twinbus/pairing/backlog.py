@@ -30,6 +30,7 @@ logger = logging.getLogger("twinbus.pairing")
 
 MAX_DELIVERY_COUNT = 2147483647
 LOCK_DURATION = timedelta(minutes=1)
+MAX_LOCK = timedelta(minutes=5)  # of the service
 
 #: What a backlog queue is made with; everything else is the service's default.
 PROPERTIES: Mapping[str, Any] = MappingProxyType(
@@ -71,6 +72,7 @@ class BacklogQueue:
     index: int
     path: str
     is_new: bool
+    lock_duration: timedelta = LOCK_DURATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class ListedQueue:
 
 
 async def provision(
-    admin: ServiceBusAdministrationClient, pairing: Pairing, done: set[int] | None = None
+    admin: ServiceBusAdministrationClient, pairing: Pairing, done: dict[int, BacklogQueue] | None = None
 ) -> list[BacklogQueue]:
     """Make the backlog queues that are missing and check those that are there.
 
@@ -96,7 +98,7 @@ async def provision(
         BacklogConfigurationError: a queue would lose or refuse messages. All such queues leave the rotation.
         azure.core.exceptions.AzureError: the namespace could not be asked, or refused.
     """
-    done = set() if done is None else done
+    done = {} if done is None else done
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def in_turn(index: int) -> BacklogQueue:
@@ -110,7 +112,7 @@ async def provision(
     for index, result in zip(indexes, results, strict=True):
         if isinstance(result, BacklogQueue):
             queues.append(result)
-            done.add(index)
+            done[index] = result
             continue
         if isinstance(result, BacklogConfigurationError):
             pairing.queue_failed(index, result)
@@ -172,7 +174,8 @@ async def _ensure(admin: ServiceBusAdministrationClient, pairing: Pairing, index
         message = f"{name} of the backlog queue is {value!r} where a new one would have {expected!r}; it is left so"
         logger.warning("%s: %s", path, message)
         pairing.publish(BacklogWarning(queue=path, message=message))
-    return BacklogQueue(index, path, is_new=False)
+    lock = found.lock_duration
+    return BacklogQueue(index, path, is_new=False, lock_duration=lock if isinstance(lock, timedelta) else MAX_LOCK)
 
 
 async def _find(admin: ServiceBusAdministrationClient, pairing: Pairing, path: str) -> QueueProperties | None:

@@ -132,9 +132,11 @@ class Pairing:
             raise self._fault.with_traceback(None)
         # A question that changes nothing needs no lock, and every send asks it; usually not even the time matters.
         machine = entity.machine
-        if type(machine.state) is Healthy:
-            return Routing(Route.PRIMARY, machine.epoch)
-        return machine.route(self.clock())
+        if type(machine.state) is not Healthy:
+            return machine.route(self.clock())
+        if entity.direct.epoch != machine.epoch:
+            entity.direct = Routing(Route.PRIMARY, machine.epoch)
+        return entity.direct
 
     def sent_ok(self, entity: Entity, epoch: int) -> None:
         """The primary has accepted a send."""

@@ -39,6 +39,8 @@ class Parcel:
     is_small = False
     #: Those that were given an id.
     nameless: Sequence[ServiceBusMessage] = ()
+    #: What the SDK is given on the way to the primary, once it was made ready.
+    payload: Payload | None = None
     #: How often it was tried so far, and why the primary did not take it.
     attempts = 0
     primary_error: BaseException | None = None
@@ -52,10 +54,9 @@ class Parcel:
         """All of them, in their order."""
         raise NotImplementedError
 
-    @property
-    def payload(self) -> Payload | None:
-        """What the SDK is given on the way to the primary; None if it is to be scheduled."""
-        return None
+    def make_ready(self) -> Payload | None:
+        """Make the payload, if there is to be one: what is scheduled has none. In a failover it is not needed."""
+        return self.payload
 
     def accepted(self) -> None:
         """The call has succeeded."""
@@ -92,7 +93,8 @@ class Parcel:
         messages = self.messages
         if len(messages) == 1:
             message = messages[0]
-            if (found := oversize(message, self.destination, limit)) is not None:
+            found = None if self.is_small else oversize(message, self.destination, limit)
+            if found is not None:
                 raise EnvelopeTooLargeError(self.destination, found.size, limit, found.overhead)
             return sdk_seam.from_annotated(wrap(message, self.destination))
         batch = sdk_seam.new_batch(ANY_SIZE)
@@ -112,7 +114,7 @@ class Single(Parcel):
     def __init__(self, message: ServiceBusMessage, destination: str) -> None:
         message_id, is_new = identify(message)
         super().__init__(destination, (message_id,))
-        self._message = message
+        self.payload = self._message = message
         size = sdk_seam.body_size(message)
         self.is_small = size is not None and size < _SMALL
         if is_new:
@@ -122,70 +124,53 @@ class Single(Parcel):
     def messages(self) -> Sequence[ServiceBusMessage]:
         return (self._message,)
 
-    @property
-    def payload(self) -> ServiceBusMessage:
-        return self._message
 
-
-class Together(Parcel):
-    """Several messages in one piece."""
+class Batched(Parcel):
+    """A batch that somebody has put together; its messages have got their ids already."""
 
     is_batch = True
 
-    @property
-    def payload(self) -> ServiceBusMessageBatch:
-        raise NotImplementedError
-
-    def sizes(self) -> list[int]:
-        return sizes_of(self.payload)
-
-    def oversize(self, limit: int) -> Oversize | None:
-        room = self._room()
-        size = self.payload.size_in_bytes + room
-        return Oversize(size, room) if size > limit else None
-
-
-class Batched(Together):
-    """A batch that somebody has put together; its messages have got their ids already."""
-
     def __init__(self, batch: ServiceBusMessageBatch, destination: str) -> None:
-        self._batch = batch
+        self._take(batch)
         ids = batch.message_ids if isinstance(batch, EnvelopeBatch) else [one.message_id or "" for one in self.messages]
         super().__init__(destination, tuple(ids))
-        self.is_small = _is_small(batch)
+
+    def _take(self, batch: ServiceBusMessageBatch) -> None:
+        self.payload = self._batch = batch
+        self.is_small = batch.size_in_bytes + len(batch) * _LARGE_ENVELOPE < STANDARD_LIMIT
 
     @property
     def messages(self) -> Sequence[ServiceBusMessage]:
         return self._batch.added() if isinstance(self._batch, EnvelopeBatch) else sdk_seam.messages_of(self._batch)
 
-    @property
-    def payload(self) -> ServiceBusMessageBatch:
-        return self._batch
+    def sizes(self) -> list[int]:
+        return sizes_of(self._batch)
+
+    def oversize(self, limit: int) -> Oversize | None:
+        room = self._room()
+        size = self._batch.size_in_bytes + room
+        return Oversize(size, room) if size > limit else None
 
 
-class Listed(Together):
+class Listed(Batched):
     """The messages of a list, which are sent as one batch. It may be as large as the SDK allows."""
 
     def __init__(self, messages: Iterable[AnyMessage], destination: str) -> None:
         self._messages = [as_message(message) for message in messages]
         identified = [identify(message) for message in self._messages]
-        super().__init__(destination, tuple([message_id for message_id, _ in identified]))
+        Parcel.__init__(self, destination, tuple([message_id for message_id, _ in identified]))
         self.nameless = [one for one, (_, is_new) in zip(self._messages, identified, strict=True) if is_new]
-        self._batch: ServiceBusMessageBatch | None = None
 
     @property
     def messages(self) -> Sequence[ServiceBusMessage]:
         return self._messages
 
-    @property
-    def payload(self) -> ServiceBusMessageBatch:
-        # Not made before it is needed: in a failover it is not.
-        if self._batch is None:
-            self._batch = sdk_seam.new_batch(ANY_SIZE)
-            for message in self._messages:
-                self._batch.add_message(message)
-            self.is_small = _is_small(self._batch)
-        return self._batch
+    def make_ready(self) -> Payload:
+        batch = sdk_seam.new_batch(ANY_SIZE)
+        for message in self._messages:
+            batch.add_message(message)
+        self._take(batch)
+        return batch
 
 
 class Scheduled(Parcel):
@@ -201,10 +186,6 @@ class Scheduled(Parcel):
     @property
     def messages(self) -> list[ServiceBusMessage]:
         return self._messages
-
-
-def _is_small(batch: ServiceBusMessageBatch) -> bool:
-    return batch.size_in_bytes + len(batch) * _LARGE_ENVELOPE < STANDARD_LIMIT
 
 
 def sizes_of(payload: Payload) -> list[int]:

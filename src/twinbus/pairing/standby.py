@@ -13,7 +13,7 @@ from azure.core.exceptions import HttpResponseError
 
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
 
-from .backlog import provision
+from .backlog import BacklogQueue, provision
 from .core import Pairing
 from .errors import BacklogConfigurationError, BacklogNotReadyError
 from .events import BacklogWarning
@@ -34,13 +34,20 @@ class Standby:
         self._pairing = pairing
         self._primary = primary
         self._secondary = secondary
-        self._done: set[int] = set()
+        self._done: dict[int, BacklogQueue] = {}
         self._delay = RETRY_MIN
         self.is_ready = False
         #: Set as soon as the backlog queues have their names.
         self.is_named = asyncio.Event()
         #: Why it is not ready.
         self.error: BaseException | None = None
+
+    @property
+    def lock_seconds(self) -> float | None:
+        """The longest lock duration of the backlog queues; None as long as they were not all looked at."""
+        if len(self._done) < self._pairing.options.backlog_queue_count:
+            return None
+        return max(queue.lock_duration.total_seconds() for queue in self._done.values())
 
     async def prepare(self) -> None:
         """Try once, within the option `attempt_timeout`.

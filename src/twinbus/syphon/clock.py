@@ -24,14 +24,16 @@ class BrokerClock:
     def __init__(self, lock_ms: int | None = None) -> None:
         if lock_ms is not None and not 0 < lock_ms <= MAX_LOCK_MS:
             raise ValueError(f"lock_ms must be from 1 to {MAX_LOCK_MS}, or None if it is not known, not {lock_ms!r}")
-        self._lock_ms = lock_ms or MAX_LOCK_MS
+        #: How long a lock lasts: not longer than this.
+        self.lock_ms = lock_ms or MAX_LOCK_MS
         self._locked_until: int | None = None
         self._seen_at = 0.0
 
-    def observe(self, payload: bytes, at: float) -> None:
+    def observe(self, payload: bytes, at: float) -> int | None:
         """Read the clock off a message that has just been delivered under a lock, at the time `at`.
 
-        One message of several that came together is enough. Raises `DecodeError` if the bytes are no message.
+        One message of several that came together is enough. Returns until when it is locked, by this clock; None if it
+        does not say. Raises `DecodeError` if the bytes are no message.
         """
         times = {}
         for name, raw in sections.map_entries(sections.split_sections(payload).message_annotations):
@@ -39,15 +41,16 @@ class BrokerClock:
                 times[name] = sections.entry_value(raw)
         locked_until, enqueued_at = times.get("x-opt-locked-until"), times.get("x-opt-enqueued-time")
         if not isinstance(locked_until, int) or not isinstance(enqueued_at, int):
-            return  # not locked: it says nothing
-        self._lock_ms = max(1, min(self._lock_ms, locked_until - enqueued_at))
+            return None
+        self.lock_ms = max(1, min(self.lock_ms, locked_until - enqueued_at))
         self._locked_until, self._seen_at = locked_until, at
+        return locked_until
 
     def now_ms(self, at: float) -> int:
-        """The broker's time at the time `at`, in milliseconds since the epoch.
+        """The broker's time at the time `at`, in milliseconds since the epoch; 0 as long as no lock has told it.
 
-        Raises `RuntimeError` before the first delivery.
+        That is as slow as a clock can be: by it nothing has expired.
         """
         if self._locked_until is None:
-            raise RuntimeError("a broker's clock cannot be told before the first delivery")
-        return self._locked_until - self._lock_ms + round((at - self._seen_at) * 1000)
+            return 0
+        return self._locked_until - self.lock_ms + round((at - self._seen_at) * 1000)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .lanes import Lane
     from .pump import Pump
 
-CALM = 0.2  # seconds without a message
+CALM = 0.2  # seconds in which no message came, and none was settled
 # Locks that somebody holds run out in time; then the messages come to us.
 PATIENCE = 10.0
 
@@ -51,7 +51,7 @@ class Drain:
             not intake.open
             and not intake.is_paused
             and self._pump.retrieval.is_idle
-            and self._time() - intake.last_delivery >= CALM
+            and self._time() - intake.busy_at >= CALM
         )
 
     def _is_anything_left(self, look: Look) -> bool:

@@ -65,11 +65,14 @@ class Intake:
         self.open: dict[int, Move] = {}
         self.ended: asyncio.Future[AmqpError] = self._loop.create_future()
         self.is_paused = True
+        self._turns_back = False
+        self._is_retired = False
         #: Something older is locked by somebody else, so that the order would be lost.
         self.has_gap = False
         self.malformed = 0
         self.received = 0
-        self.last_delivery = self._time()
+        #: When a message last came or went.
+        self.busy_at = self._time()
 
     async def attach(self, connection: Connection, seconds: float) -> None:
         """Attach the link, without credit yet. Raises as `Connection.attach_receiver`."""
@@ -84,9 +87,11 @@ class Intake:
     # ---- credit ----
 
     def resume(self) -> None:
-        """Ask for messages."""
-        self.is_paused = False
-        self._waiting_since = self.last_delivery = self._time()
+        """Ask for messages, unless the link is retired."""
+        if self._is_retired:
+            return
+        self.is_paused = self._turns_back = False
+        self._waiting_since = self.busy_at = self._time()
         self.top_up()
 
     def top_up(self) -> None:
@@ -99,10 +104,20 @@ class Intake:
             self.receiver.add_credit(room)
 
     def pause(self) -> None:
-        """Take the credit back, then give back what was not sent. `is_quiet` tells when that is done."""
+        """Take the credit back. What is under way is moved; `is_quiet` tells when that is done."""
         if not self.is_paused:
             self.is_paused = True
             self._pausing = self._loop.create_task(self._pause())
+
+    def turn_back(self) -> None:
+        """Take the credit back, and give back what still comes."""
+        self._turns_back = True
+        self.pause()
+
+    def retire(self) -> None:
+        """The same, for good."""
+        self._is_retired = True
+        self.turn_back()
 
     async def _pause(self) -> None:
         try:
@@ -135,7 +150,7 @@ class Intake:
     # ---- deliveries ----
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        now = self.last_delivery = self._waiting_since = self._time()
+        now = self.busy_at = self._waiting_since = self._time()
         self.received += 1
         payload = delivery.payload
         if not self.open:
@@ -156,7 +171,7 @@ class Intake:
         is_accepted = known is not None and known.settlement is OperationKind.COMPLETE
         if is_accepted or self._memory.has_accepted(number):
             self.complete(move)
-        elif self.is_paused or (self._expected and not self._in_turn(number)):
+        elif self._turns_back or (self._expected and not self._in_turn(number)):
             self.strand(move)
         else:
             move.lane.offer(move)
@@ -212,7 +227,7 @@ class Intake:
         self._settle(move, OperationKind.ABANDON, RELEASE)
 
     def strand(self, move: Move) -> None:
-        self.pause()
+        self.turn_back()
         if self.is_pausing:
             self._stranded.append(move)
         else:
@@ -229,7 +244,7 @@ class Intake:
     def settled(self, move: Move, error: AmqpError | None) -> None:
         assert isinstance(move.held, Delivery)
         self.open.pop(move.held.id, None)
-        now = self._waiting_since = self._time()
+        now = self.busy_at = self._waiting_since = self._time()
         if self._memory.under_way.get(move.restored.sequence_number) is move:
             del self._memory.under_way[move.restored.sequence_number]
         lane, kind, number = move.lane, move.settlement, move.restored.sequence_number

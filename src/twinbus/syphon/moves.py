@@ -45,7 +45,7 @@ class Source(Protocol):
         """It was not moved in time: let it come again."""
 
     def strand(self, move: Move) -> None:
-        """There is no connection to the primary."""
+        """It cannot go on: the primary or the ledger is away. Take no more, and let it come again."""
 
     def settled(self, move: Move, error: AmqpError | None) -> None:
         """The backlog queue has confirmed the settlement, or not."""

@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from twinbus.ledger.errors import LedgerError
 from twinbus.pairing.events import Moved
 from twinbus.pairing.naming import entity_key
 
@@ -69,7 +70,7 @@ class Pump:
         self._terms = terms
         self._book = Book(terms.recorder, terms.pairing, terms.client, queue)
         self._memory = Memory()
-        self._gate = LedgerGate(terms.flush)
+        self._gate = LedgerGate(terms.flush, self._memory, lambda: self.restorer.seconds_to_move)
         self._management: Management | None = None
         self._looking: asyncio.Task[None] | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -162,7 +163,7 @@ class Pump:
         """The connection to the primary was made or lost. Without one nothing is taken, and nothing kept."""
         if not self._destinations.is_up:
             if self.intake is not None:
-                self.intake.pause()
+                self.intake.turn_back()
             for lane in self.lanes.values():
                 for move in lane.withdraw():
                     move.source.strand(move)
@@ -185,7 +186,7 @@ class Pump:
     async def run(self, *, until_empty: bool = False) -> None:
         """Move messages until `close`, or until nothing is left that can be moved.
 
-        Raises `LedgerFailed`; and, until empty, the error that kept the queue from being emptied.
+        Until empty it raises the error that kept the queue from being emptied, `LedgerFailed` too.
         """
         backoff, failures = self._new_backoff(), 0
         self._tick()
@@ -194,8 +195,13 @@ class Pump:
                 try:
                     await self._serve(until_empty)
                     return
-                except LedgerFailed:
-                    raise
+                except LedgerFailed as error:
+                    if until_empty:
+                        raise
+                    self._retire_intake()
+                    logger.error("%s is left alone until the ledger takes rows again: %s", self.queue, error)
+                    await self._until_ledger_is_back()
+                    continue
                 except OrderGap:
                     logger.info("%s waits for locks that somebody left behind", self.queue)
                     await self._sleep(self.restorer.lock_seconds / 4)
@@ -226,6 +232,12 @@ class Pump:
             return False
         self._malformed += intake.malformed
         return intake.received > 0
+
+    async def _until_ledger_is_back(self) -> None:
+        backoff, is_back = self._new_backoff(), False
+        while not is_back and not self._closing.done():
+            await self._sleep(backoff.next())
+            is_back = bool(await self._unless_closing(self._gate.reopen()))
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.wait([self._closing], timeout=seconds)
@@ -265,7 +277,10 @@ class Pump:
                 await asyncio.gather(drain, return_exceptions=True)
             await self._leave(intake)
         if self._gate.failed.done():
-            raise LedgerFailed("the ledger failed") from self._gate.failed.result()
+            cause = self._gate.failed.result()
+            # The text of an error that is not ours may hold anything.
+            why = str(cause) if isinstance(cause, (LedgerError, AmqpError)) else type(cause).__name__
+            raise LedgerFailed(f"the ledger failed: {why}") from cause
         if drain is not None and not drain.cancelled():
             drain.result()
         elif intake.ended.done() and not self._closing.done():
@@ -387,7 +402,7 @@ class Pump:
     async def _leave(self, intake: Intake) -> None:
         """Take nothing more, give back what was not sent, and wait for the outcome of what was."""
         until = self._loop.time() + CLOSE_TIMEOUT
-        intake.pause()
+        intake.retire()
         while not intake.is_quiet and self._loop.time() < until:
             for lane in self.lanes.values():
                 for move in lane.withdraw(lambda move: move.source is intake):

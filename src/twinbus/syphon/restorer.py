@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from twinbus.amqp import sections
 from twinbus.amqp.types import DecodeError
 from twinbus.pairing.options import TimeToLive
 
@@ -13,42 +12,44 @@ from .clock import BrokerClock
 from .moves import Move
 from .restore import Restored, restore
 
-LOCK_SECONDS = 60.0  # of a backlog queue, as we make them
+#: Of a backlog queue as we make them. Longer locks are not made use of.
+LOCK_SECONDS = 60.0
 OBSERVE_EVERY = 10.0
 
 
 class Restorer:
-    """Restores messages of one queue."""
+    """Restores messages of one queue.
 
-    def __init__(self, ttl: TimeToLive, lock_seconds: float = LOCK_SECONDS) -> None:
+    `lock_seconds` is the lock duration of the queue, if that is known. By it the broker's clock is told: a message has
+    expired when that says so, never by our own.
+    """
+
+    def __init__(self, ttl: TimeToLive, lock_seconds: float | None = None) -> None:
         self._ttl: TimeToLive = ttl
-        self._clock = BrokerClock(int(lock_seconds * 1000))
-        self._most = lock_seconds
+        self._clock = BrokerClock(None if lock_seconds is None else int(lock_seconds * 1000))
+        self._most = min(LOCK_SECONDS, lock_seconds or LOCK_SECONDS)
         self._observed_at = float("-inf")
-        #: The lock duration of the queue, as far as it can be told: never longer than it should be.
-        self.lock_seconds = lock_seconds
+        #: For how long a lock can be relied upon: never longer than it lasts.
+        self.lock_seconds = self._most
 
     def restore(self, payload: bytes, now: float) -> Restored:
         """What a message was that has just been received. Raises `EnvelopeError`."""
         if now - self._observed_at >= OBSERVE_EVERY:
             self._observe(payload, now)
-        try:
-            now_ms = self._clock.now_ms(now)
-        except RuntimeError:
-            now_ms = int(time.time() * 1000)  # the broker says nothing of its locks
-        return restore(payload, now_ms=now_ms, ttl=self._ttl)
+        return restore(payload, now_ms=self._clock.now_ms(now), ttl=self._ttl)
 
     def _observe(self, payload: bytes, now: float) -> None:
         try:
-            self._clock.observe(payload, now)
-            for name, raw in sections.map_entries(sections.split_sections(payload).message_annotations):
-                if name == "x-opt-locked-until":
-                    # An owner may have given the queue shorter locks. Beyond these bounds it is the clocks that differ.
-                    left = sections.entry_value(raw) / 1000 - time.time()
-                    self.lock_seconds = left if 1 <= left < self._most else self._most
+            locked_until = self._clock.observe(payload, now)
         except DecodeError:
             return  # restoring it will fail too, and say why
+        if locked_until is None:
+            return
         self._observed_at = now
+        # An owner may have given the queue shorter locks. What is left by our clock is a hint that only makes us
+        # hurry: beyond these bounds it is the clocks that differ.
+        left = locked_until / 1000 - time.time()
+        self.lock_seconds = min(self._most, self._clock.lock_ms / 1000, left if left >= 1 else self._most)
 
     # ---- locks ----
 

@@ -68,7 +68,7 @@ class Retrieval:
         """Begin with the lanes that have something set aside and whose destination is worth a try."""
         now = self._time()
         for lane in lanes:
-            if len(self._tasks) >= AT_ONCE or not self._destinations.is_up:
+            if len(self._tasks) >= AT_ONCE or not self._destinations.is_up or self._gate.failed.done():
                 return
             if not lane.fetchable(1) or not lane.is_allowed or lane.key in self._tasks or lane.deferring:
                 continue
@@ -85,7 +85,7 @@ class Retrieval:
 
     async def _bring_back(self, lane: Lane) -> None:
         size = 1  # the first one decides whether the destination is back
-        while lane.fetchable(1) and not self._is_closing:
+        while lane.fetchable(1) and not self._is_closing and not self._gate.failed.done():
             try:
                 await self._destinations.attached(lane.path)
             except AmqpError:

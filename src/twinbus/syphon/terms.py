@@ -8,8 +8,10 @@ from twinbus.ledger.recorder import NullRecorder, Recorder
 from twinbus.pairing.events import EventBus
 from twinbus.pairing.options import Order, SyphonOptions, TimeToLive
 
+from .clock import MAX_LOCK_MS
 from .ledger_gate import Flush
-from .restorer import LOCK_SECONDS
+
+MAX_LOCK_SECONDS = MAX_LOCK_MS // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,10 @@ class Terms:
     """How the pumps of a pairing work, and whom they tell.
 
     `flush` makes the recorder's rows durable: with it, a message is completed only when its move is. `lock_seconds` is
-    the lock duration of the backlog queues.
+    the lock duration of the backlog queues, the longest if they differ, for whoever knows it: by it the time at the
+    broker is told. Otherwise it is learnt, and until then messages may live up to five minutes too long.
+
+    Raises `ValueError` for a lock duration that no queue can have.
     """
 
     options: SyphonOptions = field(default_factory=SyphonOptions)
@@ -28,4 +33,8 @@ class Terms:
     recorder: Recorder = field(default_factory=NullRecorder)
     events: EventBus = field(default_factory=EventBus)
     flush: Flush | None = None
-    lock_seconds: float = LOCK_SECONDS
+    lock_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.lock_seconds is not None and not 1 <= self.lock_seconds <= MAX_LOCK_SECONDS:
+            raise ValueError(f"lock_seconds must be from 1 to {MAX_LOCK_SECONDS}, not {self.lock_seconds!r}")

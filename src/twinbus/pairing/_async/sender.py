@@ -91,6 +91,7 @@ class PairedSender:
             self._check(timeout, kwargs)
         parcel = parcel_of(message, self.entity_name)
         if not parcel.message_ids:
+            self._pairing.check()
             return Receipt(Route.PRIMARY, self.entity_name, None, (), 0)
         queue, _ = await self._delivery.bring(parcel, self._unbounded if timeout is None else self._budget(timeout))
         if parcel.nameless:
@@ -205,6 +206,7 @@ class PairedSender:
     def _check(self, timeout: float | None, unknown: dict[str, Any]) -> None:
         if unknown:
             warnings.warn(f"Unsupported keyword args: {unknown}", stacklevel=3)
+        self._pairing.check()
         if self._is_closed:
             raise ValueError("The sender was closed. Get a new one from the client.")
         if timeout is not None and timeout <= 0:

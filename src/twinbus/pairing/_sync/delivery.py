@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 from azure.servicebus import ServiceBusClient
@@ -91,13 +89,15 @@ class Delivery:
 
     def _to_primary(self, link: Link, parcel: Parcel, seconds: float) -> list[int] | None:
         payload = parcel.payload
+        if payload is None:
+            payload = parcel.make_ready()
         if not parcel.is_small:
             self._check_size(parcel)
         if payload is not None and not self._is_recording:
             link.send(payload, seconds)
             return None
         kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
-        with self._recording(kind, parcel, parcel.sizes):
+        with self._recording(kind, parcel, payload):
             if parcel.at is not None:
                 return link.schedule(list(parcel.messages), parcel.at, seconds)
             if payload is not None:
@@ -105,10 +105,13 @@ class Delivery:
             return None
 
     def _recording(
-        self, kind: OperationKind, parcel: Parcel, sizes: Callable[[], list[int]], queue: str | None = None
+        self, kind: OperationKind, parcel: Parcel, payload: Payload | None, queue: str | None = None
     ) -> AbstractContextManager[None]:
         """Record the attempt made within, if anybody wants to know."""
-        return attempt_recorded(self._pairing, kind, parcel, sizes(), queue) if self._is_recording else nullcontext()
+        if not self._is_recording:
+            return nullcontext()
+        sizes = parcel.sizes() if payload is None else sizes_of(payload)
+        return attempt_recorded(self._pairing, kind, parcel, sizes, queue)
 
     def _is_primary(self) -> bool:
         return self._pairing.route(self._entity).route is Route.PRIMARY
@@ -188,7 +191,7 @@ class Delivery:
         """Store it in a backlog queue, whose path is returned."""
         pairing = self._pairing
         pinned = None if session is None else self._queue_of(session)
-        pauses = Pauses()
+        pauses: Pauses | None = None
         failed: dict[int, BaseException] = {}
         while budget.left() > 0:
             index = self._choose(session, pinned, failed)
@@ -202,6 +205,7 @@ class Delivery:
                     failed[index] = error
                     pairing.queue_failed(index, error)
                     continue
+                pauses = pauses or Pauses()
                 pause = pauses.next(budget.left()) if is_busy(error) else None
                 if pause is None:
                     raise
@@ -232,7 +236,7 @@ class Delivery:
             nonlocal payload
             if payload is None:
                 payload = parcel.wrapped(line.limit(parcel.is_batch))
-            with self._recording(OperationKind.SEND, parcel, partial(sizes_of, payload), line.path):
+            with self._recording(OperationKind.SEND, parcel, payload, line.path):
                 link.send(payload, seconds)
 
         sessions = self._pairing.diverted_sessions

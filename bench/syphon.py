@@ -1,0 +1,194 @@
+"""How fast the syphon is: a part of `make bench-pairing`.
+
+In interleaved rounds over the same namespaces, two `twinbus serve` processes: `twinbus syphon --until-empty` as a
+process of its own; a plain loop over the SDK that receives, sends and completes one message after the other; the SDK
+receiving batches of 100 and doing nothing else; and raw frames into the primary, sent as fast as it takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from raw import RawClient, encoded_messages, transfers
+from rich.console import Console
+from rich.table import Table
+
+from twinbus.pairing import sdk_seam
+from twinbus.pairing.envelope import wrap
+
+QUICK = bool(os.environ.get("QUICK"))
+ROUNDS = 1 if QUICK else 3
+MOVED = 4_000 if QUICK else 40_000  # messages that the syphon moves in a round
+LOOPED = 200 if QUICK else 1_500  # messages of the plain loop
+RECEIVED = 1_000 if QUICK else 10_000  # messages that the SDK only receives
+SIZE = 1024
+LIST = 100
+DESTINATIONS = ("first", "second")
+BACKLOG = "contoso/x-servicebus-transfer/0"
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Served:
+    """A `twinbus serve` process with one namespace."""
+
+    def __init__(self, name: str, queues: tuple[str, ...], folder: Path) -> None:
+        config = folder / f"{name}.toml"
+        config.write_text(f'durability = "normal"\n[namespaces.{name}]\nport = 0\nqueues = {json.dumps(queues)}\n')
+        command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config)]
+        self.process = subprocess.Popen([*command, "--data", str(folder / name)], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.connection_string: str = json.loads(self.process.stdout.readline())["namespaces"][name][
+            "connection_string"
+        ]
+
+    def cpu(self) -> float:
+        """CPU seconds so far, all threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+
+@dataclass
+class Samples:
+    """Messages a second of each way, and the CPU seconds a message of the syphon and of the two brokers."""
+
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    pump_cpu: list[float] = field(default_factory=list)
+    broker_cpu: list[float] = field(default_factory=list)
+
+    def add(self, way: str, count: int, seconds: float) -> None:
+        self.rates.setdefault(way, []).append(count / seconds)
+
+
+class Bench:
+    """The two namespaces, with links that stay open."""
+
+    def __init__(self, primary: Served, secondary: Served, stack: ExitStack) -> None:
+        self.primary = primary
+        self.secondary = secondary
+        clients = [
+            stack.enter_context(ServiceBusClient.from_connection_string(one.connection_string))
+            for one in (primary, secondary)
+        ]
+        self.to_backlog = stack.enter_context(clients[1].get_queue_sender(BACKLOG))
+        self.from_backlog = stack.enter_context(clients[1].get_queue_receiver(BACKLOG))
+        self.to_primary = stack.enter_context(clients[0].get_queue_sender(DESTINATIONS[0]))
+        self.raw = transfers(encoded_messages(MOVED, SIZE))
+
+    def fill(self, count: int) -> None:
+        """Put messages into the backlog as a sender in failover does."""
+        body = b"x" * SIZE
+        for start in range(0, count, LIST):
+            batch = self.to_backlog.create_message_batch()
+            for number in range(start, start + LIST):
+                message = ServiceBusMessage(body, message_id=f"{number:032x}")
+                batch.add_message(sdk_seam.from_annotated(wrap(message, DESTINATIONS[number % 2])))
+            self.to_backlog.send_messages(batch)
+
+    def syphon(self, samples: Samples) -> None:
+        """What `twinbus syphon --until-empty` reports; its start is not counted, and its waiting for the end neither."""
+        self.fill(MOVED)
+        command = [sys.executable, "-m", "twinbus", "syphon", "--until-empty", "--queues", "1", "--json"]
+        environment = os.environ | {
+            "TWINBUS_PRIMARY": self.primary.connection_string,
+            "TWINBUS_SECONDARY": self.secondary.connection_string,
+        }
+        before, brokers = resource.getrusage(resource.RUSAGE_CHILDREN), self._brokers_cpu()
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = json.loads(ran.stdout.splitlines()[-1])
+        if result["moved"] != MOVED:
+            raise RuntimeError(f"{result['moved']} of {MOVED} messages were moved")
+        samples.add("syphon", MOVED, result["seconds"])
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        samples.pump_cpu.append(used / MOVED)
+        samples.broker_cpu.append((self._brokers_cpu() - brokers) / MOVED)
+
+    def _brokers_cpu(self) -> float:
+        return self.primary.cpu() + self.secondary.cpu()
+
+    def plain_loop(self, samples: Samples) -> None:
+        """What somebody would write with the SDK alone. It loses types on the way."""
+        self.fill(LOOPED)
+        count, start = 0, time.perf_counter()
+        while count < LOOPED:
+            for message in self.from_backlog.receive_messages(1, max_wait_time=10):
+                self.to_primary.send_messages(ServiceBusMessage(b"".join(message.body), message_id=message.message_id))
+                self.from_backlog.complete_message(message)
+                count += 1
+        samples.add("plain SDK loop", LOOPED, time.perf_counter() - start)
+
+    def sdk_receive(self, samples: Samples) -> None:
+        """Only receiving, in batches; settling is not counted."""
+        self.fill(RECEIVED)
+        messages = []
+        start = time.perf_counter()
+        while len(messages) < RECEIVED:
+            messages += self.from_backlog.receive_messages(LIST, max_wait_time=10)
+        samples.add("SDK batch receive alone", RECEIVED, time.perf_counter() - start)
+        for message in messages:
+            self.from_backlog.complete_message(message)
+
+    def raw_frames(self, samples: Samples) -> None:
+        """The most that the primary takes from one connection."""
+        with RawClient(self.primary.connection_string) as client:
+            client.attach_sender(DESTINATIONS[1])
+            start = time.perf_counter()
+            client.send(self.raw, MOVED)
+            samples.add("raw frames into the primary", MOVED, time.perf_counter() - start)
+
+
+def measure(folder: Path) -> Samples:
+    """All rounds; the first warms up and is not counted."""
+    with ExitStack() as stack:
+        primary = Served("contoso", DESTINATIONS, folder)
+        stack.callback(primary.stop)
+        secondary = Served("standby", (BACKLOG,), folder)
+        stack.callback(secondary.stop)
+        bench = Bench(primary, secondary, stack)
+        ways: tuple[Callable[[Samples], None], ...] = (
+            bench.syphon,
+            bench.plain_loop,
+            bench.sdk_receive,
+            bench.raw_frames,
+        )
+        samples = Samples()
+        for number in range(ROUNDS + 1):
+            kept = samples if number else Samples()
+            for way in ways:
+                way(kept)
+            print(f"syphon, round {number} of {ROUNDS}", file=sys.stderr)
+    return samples
+
+
+def report(samples: Samples, console: Console) -> dict[str, float]:
+    """Print the table, and return the ratios."""
+    rates = {way: statistics.median(found) for way, found in samples.rates.items()}
+    table = Table(title=f"moving {SIZE} byte messages home, median of {ROUNDS} rounds")
+    for heading in ("", "messages/s", "syphon / this"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for way, rate in rates.items():
+        table.add_row(way, f"{rate:,.0f}", f"{rates['syphon'] / rate:.2f}")
+    console.print(table)
+    pump, broker = statistics.median(samples.pump_cpu), statistics.median(samples.broker_cpu)
+    console.print(f"CPU a message: syphon {pump * 1e6:.0f} µs (its start included), both brokers {broker * 1e6:.0f} µs")
+    return {
+        "syphon_over_plain_loop": round(rates["syphon"] / rates["plain SDK loop"], 2),
+        "syphon_over_sdk_receive": round(rates["syphon"] / rates["SDK batch receive alone"], 2),
+        "syphon_over_raw_frames": round(rates["syphon"] / rates["raw frames into the primary"], 3),
+        "syphon_cpu_over_brokers_cpu": round(pump / broker, 3),
+    }

@@ -1,0 +1,319 @@
+"""`twinbus cost`: what pairing costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from twinbus.broker.durations import TICKS_PER_SECOND
+from twinbus.broker.toml_table import BadValue, duration, size
+from twinbus.ledger.recorder import Stage
+
+if TYPE_CHECKING:  # loaded when a command runs: the other commands do without
+    from twinbus.pipeline.billing import Bill
+    from twinbus.pipeline.estimate import Estimate
+
+BAD_USAGE = 2
+MAX_SIZE = 100 * 1024 * 1024
+_MAX_DIGITS = 30
+_CENT = Decimal("0.01")
+#: Amounts below a cent are shown with as many digits as it takes.
+_SMALL = Decimal("0.000001")
+_STAGES = {
+    Stage.DIRECT: "sent to the primary",
+    Stage.PRIMARY_SEND: "diverted: sent to the primary",
+    Stage.PRIMARY_RECEIVE: "received and settled",
+    Stage.POLL: "polls of the backlog queues",
+    Stage.PING: "pings",
+    Stage.BACKLOG_SEND: "diverted: sent to the backlog",
+    Stage.BACKLOG_RECEIVE: "diverted: received from the backlog and settled",
+    Stage.MANAGE: "looking after the backlog queues",
+}
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def cost() -> None:
+    """What pairing costs."""
+
+
+def _seconds(option: str, text: str) -> Fraction:
+    try:
+        return Fraction(duration(_number_or_text(text)), TICKS_PER_SECOND)
+    except BadValue as error:
+        raise ValueError(f"{option} {error}") from None
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return size(0, MAX_SIZE)(_number_or_text(text))
+    except BadValue as error:
+        raise ValueError(f"{option} {error}") from None
+
+
+def _number_or_text(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else text
+
+
+def _decimal(option: str, text: str) -> Decimal:
+    try:
+        number = Decimal(text if len(text) <= _MAX_DIGITS else "NaN")
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite():
+        raise ValueError(f"{option} must be a number, such as 250 or 0.5, not {text[:_MAX_DIGITS]!r}")
+    return number
+
+
+def _option(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text)
+
+
+@app.command()
+def estimate(
+    backlog_queues: Annotated[int, typer.Option(help="Backlog queues.")] = 10,
+    entities: Annotated[int, typer.Option(help="Queues and topics that messages are sent to.")] = 1,
+    clients: Annotated[int, typer.Option(help="Processes that send.")] = 1,
+    syphons: Annotated[int, typer.Option(help="Processes that run the syphon; each polls every backlog queue.")] = 1,
+    rate: Annotated[str, _option("NUMBER", "Messages a second, of all clients to all entities.")] = "0",
+    message_size: Annotated[
+        str, typer.Option("--size", metavar="SIZE", help="Size of a message, such as 900 or 96KB.")
+    ] = "1KB",
+    subscriptions: Annotated[int, typer.Option(help="Subscriptions of each topic; 0 for queues.")] = 0,
+    outage: Annotated[str, _option("DURATION", "How long the primary is away, such as 90m or 1h30m.")] = "0",
+    messages: Annotated[int | None, typer.Option(help="Diverted messages, if not all of the outage.")] = None,
+    days: Annotated[int, typer.Option(help="Days to pay for, 1 to 31.")] = 30,
+    poll: Annotated[str, _option("DURATION", "How long one receive of the syphon waits.")] = "15m",
+    ping_interval: Annotated[str, _option("DURATION", "Time between two pings.")] = "1m",
+    failover_interval: Annotated[str, _option("DURATION", "From the first failure to the failover.")] = "1m",
+    link_probe: Annotated[bool, typer.Option("--link-probe", help="Links are opened instead of pings sent.")] = False,
+    connections: Annotated[
+        int | None, typer.Option(help="The application's. Without it: one for each client and entity.")
+    ] = None,
+    drain_rate: Annotated[str | None, _option("NUMBER", "The syphon moves at most so many a second.")] = None,
+    primary_tier: Annotated[str, typer.Option(help="A tier of the price book.")] = "standard",
+    secondary_tier: Annotated[str, typer.Option(help="A tier of the price book.")] = "standard",
+    primary_units: Annotated[int, typer.Option(help="Messaging units, if it is Premium.")] = 1,
+    secondary_units: Annotated[int, typer.Option(help="Messaging units, if it is Premium.")] = 1,
+    two_subscriptions: Annotated[
+        bool, typer.Option("--two-subscriptions", help="The namespaces belong to different subscriptions.")
+    ] = False,
+    transfer_per_gb: Annotated[str | None, _option("NUMBER", "What a GB between the two regions costs.")] = None,
+    prices: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own price book (docs/cost.md).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
+) -> None:
+    """What a pairing costs in a month, and how long it takes to bring the backlog home. Needs no ledger.
+
+    Example: twinbus cost estimate --backlog-queues 10 --clients 3 --rate 50 --outage 2h
+    """
+    from twinbus.pipeline.billing import Contract
+    from twinbus.pipeline.estimate import Scenario
+    from twinbus.pipeline.estimate import estimate as estimate_cost
+    from twinbus.pipeline.prices import checked_price, load_prices
+
+    try:
+        book = load_prices(prices)
+        if transfer_per_gb is not None:
+            price = checked_price("--transfer-per-gb", _decimal("--transfer-per-gb", transfer_per_gb))
+            book = replace(book, transfer_per_gb=price)
+        scenario = Scenario(
+            backlog_queues=backlog_queues,
+            entities=entities,
+            clients=clients,
+            syphons=syphons,
+            rate=_decimal("--rate", rate),
+            size=_bytes("--size", message_size),
+            subscriptions=subscriptions,
+            outage=_seconds("--outage", outage),
+            messages=messages,
+            days=days,
+            poll=_seconds("--poll", poll),
+            ping_interval=_seconds("--ping-interval", ping_interval),
+            failover_interval=_seconds("--failover-interval", failover_interval),
+            is_pinging=not link_probe,
+            connections=connections,
+            drain_rate=None if drain_rate is None else _decimal("--drain-rate", drain_rate),
+        )
+        contract = Contract(
+            primary=primary_tier,
+            secondary=secondary_tier,
+            primary_units=primary_units,
+            secondary_units=secondary_units,
+            is_one_subscription=not two_subscriptions,
+        )
+        found = estimate_cost(scenario, book, contract)
+    except ValueError as error:  # a price book, or a value out of its bounds
+        _refuse(str(error))
+    if as_json:
+        typer.echo(json.dumps(as_object(found), ensure_ascii=False))
+    else:
+        _print(found)
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"twinbus cost: {message}", err=True)
+    raise typer.Exit(BAD_USAGE)
+
+
+# ---- for programs ----
+
+
+def as_object(found: Estimate) -> dict[str, Any]:
+    """The estimate as an object for JSON (docs/cost.md). Amounts are texts, so that no digit is lost."""
+    from twinbus.pipeline import estimate as of
+    from twinbus.pipeline.usage import PAIRING_STAGES, units_of
+
+    scenario, drain, book, bill = found.scenario, found.drain, found.book, found.bill
+    units = units_of(scenario.size)
+    operations = {stage: found.operations(stage) for stage in _STAGES}
+    return {
+        "prices": {"currency": book.currency, "date": book.date.isoformat(), "source": book.source},
+        "polls": {
+            "seconds": _plain(Fraction(scenario.poll)),
+            "hour": of.polls_within(scenario, of.HOUR),
+            "day": of.polls_within(scenario, of.DAY),
+            "days_30": of.polls_within(scenario, of.MONTH_DAYS * of.DAY),
+        },
+        "pings": {
+            "seconds": _plain(Fraction(scenario.ping_interval)),
+            "minute": of.pings_within(scenario, 60),
+            "hour": of.pings_within(scenario, of.HOUR),
+            "outage": of.pings_of_outage(scenario),
+        },
+        "diverted_message": {"stages": 4, "operations": 4 * units + 2, "pairing": 2 * units + 1},
+        "diverted": {
+            "seconds": _plain(of.diverting_seconds(scenario)),
+            "messages": drain.messages,
+            "bytes": drain.bytes,
+        },
+        "backlog": {
+            "capacity_bytes": found.backlog.capacity_bytes,
+            "fits": found.backlog.fits,
+            "full_after_seconds": _plain(found.backlog.full_after_seconds),
+        },
+        "drain": {
+            "seconds": _plain(drain.seconds),
+            "fastest_seconds": _plain(drain.fastest_seconds),
+            "rate": _plain(drain.rate),
+            "limited_by": drain.limited_by,
+        },
+        "operations": {
+            "application": {stage.name.lower(): operations[stage] for stage in _STAGES if stage not in PAIRING_STAGES},
+            "pairing": {stage.name.lower(): operations[stage] for stage in _STAGES if stage in PAIRING_STAGES},
+        },
+        "cost": {
+            "days": scenario.days,
+            "application": _money(bill.application),
+            "pairing": _money(bill.pairing),
+            "total": _money(bill.total),
+            "items": [
+                {
+                    "tier": one.tier,
+                    "item": one.item.value,
+                    "quantity": _money(one.quantity),
+                    "application": _money(one.application),
+                    "pairing": _money(one.pairing),
+                }
+                for one in bill.charges
+            ],
+        },
+        "warnings": found.warnings,
+    }
+
+
+def _plain(number: Fraction | None) -> int | float | None:
+    if number is None:
+        return None
+    return number.numerator if number.denominator == 1 else round(float(number), 6)
+
+
+def _money(amount: Decimal) -> str:
+    return f"{amount.normalize():f}"
+
+
+# ---- for people ----
+
+
+def _print(found: Estimate) -> None:
+    from twinbus.pipeline import estimate as of
+
+    scenario, drain = found.scenario, found.drain
+    console = Console(highlight=False, markup=False)
+    hour, day, month = (of.polls_within(scenario, one) for one in (of.HOUR, of.DAY, of.MONTH_DAYS * of.DAY))
+    console.print(f"polls of {scenario.backlog_queues:,} queues: {hour:,} an hour, {day:,} a day, {month:,} in 30 days")
+    console.print(
+        f"pings while all is failed over: {of.pings_within(scenario, of.HOUR):,} an hour;"
+        f" in this outage {of.pings_of_outage(scenario):,}"
+    )
+    if drain.messages:
+        console.print(f"diverted: {drain.messages:,} messages, {drain.bytes:,} bytes")
+        console.print(f"drain: {_drain_text(found)}")
+    console.print()
+    console.print(_operations_table(found))
+    console.print()
+    console.print(_cost_table(found.bill, found.book.currency, scenario.days))
+    console.print(f"\nprices of {found.book.date}: {found.book.source}")
+    for warning in found.warnings:
+        typer.echo(f"twinbus cost: {warning}", err=True)
+
+
+def _drain_text(found: Estimate) -> str:
+    drain = found.drain
+    if drain.never:
+        return "would never end"
+    if drain.seconds is None or drain.rate is None:
+        return "as fast as the machines are; these tiers have no throttle"
+    bound = {
+        "primary": "by the primary's throttle, which live traffic and receivers share",
+        "secondary": "by the secondary's throttle",
+        "drain_rate": "by the syphon's own rate",
+    }[drain.limited_by or ""]
+    return f"{_time_text(drain.seconds)}, at {float(drain.rate):,.0f} a second, bounded {bound}"
+
+
+def _time_text(seconds: Fraction) -> str:
+    minutes = -(-seconds // 60)
+    if seconds < 120:
+        return f"{float(seconds):.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
+
+
+def _operations_table(found: Estimate) -> Table:
+    from twinbus.pipeline.usage import PAIRING_STAGES
+
+    table = Table("billed operations", box=None, pad_edge=False)
+    table.add_column("application", justify="right")
+    table.add_column("pairing", justify="right")
+    for stage, text in _STAGES.items():
+        count = f"{found.operations(stage):,}"
+        table.add_row(text, *(("", count) if stage in PAIRING_STAGES else (count, "")))
+    return table
+
+
+def _cost_table(bill: Bill, currency: str, days: int) -> Table:
+    table = Table(f"{currency} in {days} days", box=None, pad_edge=False)
+    for name in ("quantity", "application", "pairing"):
+        table.add_column(name, justify="right")
+    for one in bill.charges:
+        text = f"{one.tier}: {one.item.value.replace('_', ' ')}"
+        table.add_row(text, f"{one.quantity:,.12g}", _amount(one.application), _amount(one.pairing))
+    table.add_row("all", "", _amount(bill.application), _amount(bill.pairing))
+    return table
+
+
+def _amount(amount: Decimal) -> str:
+    """To the cent; what is less than a cent with more digits, so that it is not shown as nothing."""
+    digits = _CENT if amount >= _CENT or not amount else _SMALL
+    return f"{amount.quantize(digits, ROUND_HALF_UP):,f}"

@@ -1,0 +1,1 @@
+"""The data pipeline: what the ledger says about cost, arrival and outages."""
