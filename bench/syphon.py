@@ -100,7 +100,7 @@ class Bench:
             self.to_backlog.send_messages(batch)
 
     def syphon(self, samples: Samples) -> None:
-        """What `twinbus syphon --until-empty` reports; its start is not counted, and its waiting for the end neither."""
+        """What `twinbus syphon --until-empty` reports: the seconds of the drain, without the start of Python."""
         self.fill(MOVED)
         command = [sys.executable, "-m", "twinbus", "syphon", "--until-empty", "--queues", "1", "--json"]
         environment = os.environ | {

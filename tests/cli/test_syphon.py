@@ -8,9 +8,11 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.broker.contract.bus import let_pass
 from tests.syphon.bus import eventually
 from tests.syphon.pumping import Pair, bodies, numbered
 from tests.syphon.test_pump_order import assert_in_order, of_sessions
@@ -18,6 +20,9 @@ from typer.testing import CliRunner
 
 from twinbus.broker import DEFAULT, Fault, Kind
 from twinbus.cli.main import app
+from twinbus.ledger import Operation, Stage
+from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.schema import to_operations
 
 SECONDS = 90.0
 ONE_QUEUE = ("--queues", "1")
@@ -177,6 +182,50 @@ async def test_sessions_stay_in_order_through_a_kill(pair: Pair) -> None:
     await assert_in_order(pair, 1500)
 
 
+# ---- the ledger ----
+
+
+def sent(ledger: Path) -> list[Operation]:
+    """What the ledger says arrived at the primary."""
+    contents = read_ledger(ledger)
+    assert contents.set_aside == []
+    return [row for row in to_operations(contents.table) if row.stage is Stage.PRIMARY_SEND]
+
+
+async def test_with_a_ledger_every_move_has_a_row(pair: Pair, tmp_path: Path) -> None:
+    await pair.put(numbered("orders", range(300)))
+    code, report = await run_json(pair, "--ledger", str(tmp_path / "ledger"))
+    assert (code, report["moved"]) == (0, 300)
+    rows = sent(tmp_path / "ledger")
+    assert sorted(str(row.message_id) for row in rows) == sorted(f"orders-{number}" for number in range(300))
+    assert {(row.pairing, row.client.partition("-")[0]) for row in rows} == {("contoso", "syphon")}
+    assert pair.backlog.activity.delivered == 300  # and nothing was given back meanwhile
+
+
+@pytest.mark.parametrize("mode", ["required", "best_effort"])
+async def test_without_its_ledger_it_completes_nothing_unless_told_to(pair: Pair, tmp_path: Path, mode: str) -> None:
+    (tmp_path / "ledger").write_text("this is no folder")
+    await pair.put(numbered("orders", range(20)))
+    process = await start(pair, "--until-empty", "--ledger", str(tmp_path / "ledger"), "--ledger-mode", mode)
+    code, _, errors = await ended(process)
+    assert "Traceback" not in errors
+    if mode == "required":
+        assert code == 1
+        assert "twinbus syphon: the ledger failed: " in errors
+        assert (pair.backlog.counters.active, pair.backlog.locked) == (20, 0)
+    else:
+        assert code == 0
+        assert "rows of the ledger are lost" in errors
+        assert pair.is_backlog_empty
+
+
+async def test_a_lock_duration_that_is_told_is_believed(pair: Pair) -> None:
+    await pair.put(numbered("orders", [1], seconds=2))
+    await let_pass(pair.secondary, pair.clock, 3)
+    code, report = await run_json(pair, "--lock", "5")
+    assert (code, report["expired"]) == (0, 1)
+
+
 # ---- bad usage ----
 
 NAMESPACE = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey=topsecret;UseDevelopmentEmulator=true"
@@ -194,6 +243,12 @@ NAMESPACE = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey=top
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--destination", ""], "destinations must name"),
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--primary-name", "a/b"], "primary_name must be"),
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--log-level", "loud"], "--log-level must be one of"),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--ledger", "sftp://x/y"], "--ledger: "),
+        (
+            ["--primary", NAMESPACE, "--secondary", NAMESPACE, "--ledger-mode", "no"],
+            "--ledger-mode must be required or",
+        ),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--lock", "301"], "--lock"),
     ],
 )
 def test_bad_usage_ends_with_2_and_names_the_option(arguments: list[str], message: str) -> None:

@@ -135,7 +135,7 @@ def close_to_the_limit() -> ServiceBusMessage:
 
 
 def two_close_to_the_limit() -> list[ServiceBusMessage]:
-    return [text("x" * (LIMIT // 2 - encoded_size(text()) - 45)) for _ in range(2)]
+    return [text("x" * (LIMIT // 2 - encoded_size(text()) - 25)) for _ in range(2)]
 
 
 def test_a_message_that_would_not_fit_the_backlog_is_sent_while_all_is_well_with_one_warning_per_entity(

@@ -16,7 +16,6 @@ from twinbus.broker import AZURE, DEFAULT, Fault, Kind, NamespaceConfig, Operati
 from twinbus.broker.namespace import Namespace
 from twinbus.ledger import OperationKind
 from twinbus.pairing.events import EventBus, Moved
-from twinbus.syphon import AmqpError
 
 ON_SEND = frozenset({Operation.SEND})
 ON_SETTLE = frozenset({Operation.SETTLE})
@@ -227,32 +226,6 @@ async def test_a_long_poll_without_a_message_is_one_operation(pair: Pair) -> Non
     assert {(row.outcome.name, row.stage.name, row.entity) for row in polls} == {("EMPTY", "POLL", BACKLOG)}
     gaps = [(later.ts - earlier.ts) / 1e6 for earlier, later in itertools.pairwise(polls)]
     assert min(gaps) >= 0.29
-
-
-# ---- the ledger ----
-
-
-async def test_with_a_ledger_nothing_is_completed_before_its_rows_are_durable(pair: Pair) -> None:
-    waiting = []
-    await pair.put(numbered("orders", range(5)))
-    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
-    async with pair.running(flush=waiting.append):
-        await pair.until("orders", 5)
-        await asyncio.sleep(MOMENT)
-        assert settles.fired == 0
-        while not pair.is_backlog_empty:
-            while waiting:
-                waiting.pop()(None)
-            await asyncio.sleep(0.01)
-    assert settles.fired == 5
-
-
-async def test_a_ledger_that_fails_stops_the_pump_and_completes_nothing(pair: Pair) -> None:
-    await pair.put(numbered("orders", range(5)))
-    with pytest.raises(AmqpError, match="the ledger failed") as caught:
-        await pair.drain(flush=lambda then: then(OSError("disk full")))
-    assert isinstance(caught.value.__cause__, OSError)
-    assert pair.backlog.counters.active == 5
 
 
 # ---- how fast ----

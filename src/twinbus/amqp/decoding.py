@@ -45,9 +45,9 @@ _KNOWN_CODES = frozenset(
 )
 
 # What follows a constructor, by its high nibble: that many bytes, or a length of one or four and as many.
-_NARROW, _WIDE, _UNKNOWN = -1, -2, -3
-_BY_NIBBLE = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16, 0xA: _NARROW, 0xB: _WIDE}
-_BY_NIBBLE |= {0xC: _NARROW, 0xD: _WIDE, 0xE: _NARROW, 0xF: _WIDE}
+NARROW, _WIDE, _UNKNOWN = -1, -2, -3
+_BY_NIBBLE = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16, 0xA: NARROW, 0xB: _WIDE}
+_BY_NIBBLE |= {0xC: NARROW, 0xD: _WIDE, 0xE: NARROW, 0xF: _WIDE}
 WIDTHS = [_BY_NIBBLE[code >> 4] if code in _KNOWN_CODES else _UNKNOWN for code in range(256)]
 
 
@@ -355,7 +355,7 @@ def skip(buf: bytes | bytearray | memoryview, pos: int) -> int:
             width = WIDTHS[code]
             if width >= 0:
                 pos += width
-            elif width == _NARROW:
+            elif width == NARROW:
                 pos += 1 + buf[pos]
             elif width == _WIDE:
                 pos += 4 + _u32(buf, pos)[0]

@@ -11,7 +11,7 @@ import struct
 from typing import Any, NamedTuple
 
 from .composites import composite, decode_fields, too_many
-from .decoding import MALFORMED, PLAIN, WIDTHS, decode, decode_plain, extent, malformed, skip
+from .decoding import MALFORMED, NARROW, PLAIN, WIDTHS, decode, decode_plain, extent, malformed, skip
 from .encoding import encode
 from .types import DecodeError, Described
 
@@ -212,7 +212,10 @@ def raw_fields(section: bytes) -> list[bytes]:
     try:
         for _ in range(count):
             width = WIDTHS[section[pos]]
-            stop = pos + 1 + width if width >= 0 else skip(section, pos)
+            if width >= 0:
+                stop = pos + 1 + width
+            else:
+                stop = pos + 2 + section[pos + 1] if width == NARROW else skip(section, pos)
             fields.append(section[pos:stop])
             pos = stop
     except MALFORMED as error:
@@ -241,7 +244,10 @@ def map_entries(section: bytes) -> list[tuple[Any, bytes]]:
                 if isinstance(key, (list, dict, Described)):
                     raise DecodeError("a map section's key must be a simple value")
             width = WIDTHS[section[stop]]
-            stop = stop + 1 + width if width >= 0 else skip(section, stop)
+            if width >= 0:
+                stop += 1 + width
+            else:
+                stop = stop + 2 + section[stop + 1] if width == NARROW else skip(section, stop)
             entries.append((key, section[pos:stop]))
             pos = stop
     except MALFORMED as error:
@@ -253,7 +259,12 @@ def map_entries(section: bytes) -> list[tuple[Any, bytes]]:
 
 def entry_value(raw: bytes) -> Any:
     """The typed value of one raw map entry."""
-    return decode(raw, skip(raw, 0))[0]
+    return decode(raw, value_at(raw))[0]
+
+
+def value_at(raw: bytes) -> int:
+    """Where the value of a raw map entry starts."""
+    return 2 + raw[1] if raw[0] in _SHORT_TEXTS else skip(raw, 0)
 
 
 def map_section(code: int, entries: list[bytes]) -> bytes:
@@ -275,6 +286,15 @@ def entry(key: Any, value: Any) -> bytes:
 
 def _open_compound(section: bytes, allowed: frozenset[int]) -> tuple[int, int, int, int]:
     """The code of a list or map section, the count of its items, where they start and where they end."""
+    if (
+        len(section) > 5
+        and section[3] in _NARROW
+        and section[:2] == b"\x00\x53"
+        and _ALLOWED.get(section[2]) is allowed
+        and section[3] in allowed
+        and len(section) == 5 + section[4]
+    ):
+        return section[2], section[5], 6, len(section)  # the form that nearly all have, without two calls
     try:
         code, pos = _open_section(section, 0)
         constructor = section[pos]

@@ -308,9 +308,14 @@ def _cost_table(bill: Bill, currency: str, days: int) -> Table:
         table.add_column(name, justify="right")
     for one in bill.charges:
         text = f"{one.tier}: {one.item.value.replace('_', ' ')}"
-        table.add_row(text, f"{one.quantity:,.12g}", _amount(one.application), _amount(one.pairing))
+        table.add_row(text, _quantity(one.quantity), _amount(one.application), _amount(one.pairing))
     table.add_row("all", "", _amount(bill.application), _amount(bill.pairing))
     return table
+
+
+def _quantity(quantity: Decimal) -> str:
+    is_whole = quantity == quantity.to_integral_value()
+    return f"{quantity:,.0f}" if is_whole else f"{quantity:,.3f}"
 
 
 def _amount(amount: Decimal) -> str:

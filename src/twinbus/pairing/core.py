@@ -43,11 +43,13 @@ Clock = Callable[[], float]
 class Entity:
     """One queue or topic of the primary, as this pairing sees it."""
 
-    __slots__ = ("is_warned_of_size", "last_error", "machine", "needs_session", "path")
+    __slots__ = ("direct", "is_warned_of_size", "last_error", "machine", "needs_session", "path")
 
     def __init__(self, path: str, options: SendAvailabilityOptions) -> None:
         self.path = path
         self.machine = FailoverMachine(options.failover_interval, options.ping_primary_interval)
+        #: The answer for a healthy entity, kept because every send asks for it.
+        self.direct = Routing(Route.PRIMARY, self.machine.epoch)
         #: Why the primary was last given up on, for events and `BacklogUnavailableError`.
         self.last_error: BaseException | None = None
         self.is_warned_of_size = False

@@ -113,7 +113,8 @@ class Single(Parcel):
 
     def __init__(self, message: ServiceBusMessage, destination: str) -> None:
         message_id, is_new = identify(message)
-        super().__init__(destination, (message_id,))
+        self.destination = destination
+        self.message_ids = (message_id,)
         self.payload = self._message = message
         size = sdk_seam.body_size(message)
         self.is_small = size is not None and size < _SMALL

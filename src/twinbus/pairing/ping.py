@@ -57,4 +57,4 @@ async def ping(pairing: Pairing, entity: Entity, link: Link) -> None:
 
 async def _send(pairing: Pairing, entity: Entity, link: Link, message: ServiceBusMessage, ends: float) -> None:
     with recorded(pairing, OperationKind.PING, Stage.PING, NamespaceRole.PRIMARY, entity.path):
-        await link.send(message, ends - time.monotonic())
+        await link.make(link.sender.send_messages, message, seconds=ends - time.monotonic())

@@ -237,9 +237,10 @@ def tracing_attributes(host: str, entity: str) -> dict[str, str | int]:
     }
 
 
-def suit(batch: ServiceBusMessageBatch, sender: AnySender) -> None:
+def suit(payload: ServiceBusMessage | ServiceBusMessageBatch | None, sender: AnySender) -> None:
     """Make a batch one of the sender's own: the SDK makes it anew, and its messages too, if the other kind made it."""
-    batch._amqp_transport = sender._amqp_transport
+    if isinstance(payload, ServiceBusMessageBatch):
+        payload._amqp_transport = sender._amqp_transport
 
 
 def messages_of(batch: ServiceBusMessageBatch) -> list[ServiceBusMessage]:

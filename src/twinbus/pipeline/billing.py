@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from decimal import ROUND_DOWN, ROUND_HALF_EVEN, Decimal, localcontext
 from enum import StrEnum
 
 from twinbus.ledger.recorder import NamespaceRole
@@ -194,7 +194,7 @@ def bill_month(
         if account.tier.connections.steps:
             found = connections or Connections.none()
             whole.charges.append(_connections(found, account, month, hours, month_hours))
-        if book.transfer_per_gb is not None:
+        if book.transfer_per_gb is not None and any(one.transferred for one in own):
             transfer, more = _transfer(own, account, month, book.transfer_per_gb)
             whole.charges.append(transfer)
             amounts = [_add(pair) for pair in zip(amounts, more, strict=True)]
@@ -256,18 +256,18 @@ def share(total: Decimal, weights: Sequence[int]) -> list[Decimal]:
     whole = sum(weights)
     if not whole:
         return [Decimal(0) for _ in weights]
-    parts = [prorated(total, weight, whole) for weight in weights]
+    parts = [prorated(total, weight, whole, ROUND_DOWN) for weight in weights]
     largest = max(range(len(weights)), key=weights.__getitem__)
-    parts[largest] = _add((total, *(-part for at, part in enumerate(parts) if at != largest)))
+    parts[largest] = _add((parts[largest], total, *(-part for part in parts)))
     return parts
 
 
-def prorated(amount: Decimal, part: int, whole: int) -> Decimal:
+def prorated(amount: Decimal, part: int, whole: int, rounding: str = ROUND_HALF_EVEN) -> Decimal:
     """The part of an amount that belongs to a part of a whole, exact if it is all, else rounded to `QUANTUM`."""
     if part == whole:
         return amount
     with localcontext(prec=100):
-        return (amount * part / whole).quantize(QUANTUM, ROUND_HALF_EVEN)
+        return (amount * part / whole).quantize(QUANTUM, rounding)
 
 
 def _add(amounts: Iterable[Decimal]) -> Decimal:

@@ -6,19 +6,22 @@ envelope or the backlog's broker owns is rewritten; every other entry and field 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from twinbus.amqp import sections
-from twinbus.amqp.decoding import decode_plain, skip
+from twinbus.amqp.decoding import decode_plain
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.types import DecodeError, Described, Symbol, Timestamp, UInt
 from twinbus.pairing import aliases
 
 MAX_PATH_LENGTH = 260
+MAX_HEADERS = 256  # that are remembered
 _MAX_UINT = 0xFFFFFFFF
 _MAX_LONG = (1 << 63) - 1
 _FOR_EVER_TICKS = _MAX_LONG  # .NET's largest TimeSpan, which stands for no limit
 _NULL = b"\x40"
+_NO_FIELDS = (_NULL, _NULL)
 _TTL_FIELD, _COUNT_FIELD = 2, 4  # of the header
 _EXPIRY_FIELD, _SESSION_FIELD = 8, 10  # of the properties; the creation time is between them
 _LOCK_TOKEN = b"\x00\x53\x71\xc1\x24\x02\xa3\x10x-opt-lock-token\x98"
@@ -64,11 +67,11 @@ class _Envelope(NamedTuple):
     """What the aliases say. Times are milliseconds."""
 
     destination: str
-    session: str | None
-    ttl: int | None
-    scheduled: int | None
-    expiry: int | None
-    created: int | None
+    session: str | None = None
+    ttl: int | None = None
+    scheduled: int | None = None
+    expiry: int | None = None
+    created: int | None = None
 
 
 def restore(payload: bytes, *, now_ms: int, ttl: Literal["remaining", "restart"]) -> Restored:
@@ -91,7 +94,8 @@ def _restore(parts: sections.Sections, now_ms: int, ttl: Literal["remaining", "r
     envelope, application = _open(parts.application_properties)
     facts, annotations = _split_annotations(parts.message_annotations)
     enqueued_at = _fact(facts, "x-opt-enqueued-time")
-    header, properties = sections.raw_fields(parts.header), sections.raw_fields(parts.properties)
+    header, delivery_count = _read_header(parts.header)
+    properties = sections.raw_fields(parts.properties)
     life, expiry, created = envelope.ttl, envelope.expiry, envelope.created
     if life is not None and ttl == "remaining":
         # A life begins when the message becomes available: not before it is enqueued, nor before its scheduled time.
@@ -107,7 +111,7 @@ def _restore(parts: sections.Sections, now_ms: int, ttl: Literal["remaining", "r
     if not expired:
         payload = b"".join(
             (
-                _header(header[:_TTL_FIELD], life),
+                _header(header, life),
                 _delivery_annotations(parts.delivery_annotations),
                 _map(sections.MESSAGE_ANNOTATIONS, annotations),
                 _properties(parts.properties, properties, expiry, created, envelope.session),
@@ -115,16 +119,17 @@ def _restore(parts: sections.Sections, now_ms: int, ttl: Literal["remaining", "r
                 parts.body,
             )
         )
-    return Restored(
+    restored = (
         envelope.destination,
         envelope.session,
         _message_id(properties),
         payload,
         enqueued_at,
         _fact(facts, "x-opt-sequence-number"),
-        _delivery_count(header),
+        delivery_count,
         expired,
     )
+    return tuple.__new__(Restored, restored)  # half the time of calling it
 
 
 def _later(time: int | None, by: int) -> int | None:
@@ -146,7 +151,7 @@ def _open(section: bytes) -> tuple[_Envelope, list[bytes]]:
         elif name in aliases.DEAD_LETTER_PROPERTIES:
             continue  # the queue wrote it: the sender's is under another name
         elif type(name) is str and name.startswith(aliases.OWN):
-            own.append(encode(name.removeprefix(aliases.OWN)) + raw[skip(raw, 0) :])
+            own.append(encode(name.removeprefix(aliases.OWN)) + raw[sections.value_at(raw) :])
         else:
             own.append(raw)
     return _read(found), own
@@ -158,6 +163,8 @@ def _read(found: dict[str, Any]) -> _Envelope:
     path = _text(found, aliases.PATH)
     if not path or len(path) > MAX_PATH_LENGTH:
         raise MalformedEnvelope(f"The property '{aliases.PATH}' must have 1 to {MAX_PATH_LENGTH} characters.")
+    if len(found) == 1:
+        return _Envelope(path)  # nearly always
     return _Envelope(
         path,
         _text(found, aliases.SESSION_ID),
@@ -236,11 +243,12 @@ def _map(code: int, entries: list[bytes]) -> bytes:
     return sections.map_section(code, entries) if entries else b""
 
 
-def _header(own: list[bytes], ttl: int | None) -> bytes:
-    """The sender's durability and priority. A time to live is the backlog's own unless an alias says otherwise."""
-    if ttl is not None:
-        own = [*own, *[_NULL] * (_TTL_FIELD - len(own)), encode(UInt(min(ttl, _MAX_UINT)))]
-    return sections.list_section(sections.HEADER, own) if own.count(_NULL) < len(own) else b""
+def _header(own: tuple[bytes, bytes], ttl: int | None) -> bytes:
+    """A header with the sender's durability and priority, as raw fields, and what is left of the time to live."""
+    if ttl is None and own == _NO_FIELDS:
+        return b""
+    life = _NULL if ttl is None else encode(UInt(min(ttl, _MAX_UINT)))
+    return sections.list_section(sections.HEADER, [*own, life])
 
 
 def _properties(
@@ -259,9 +267,16 @@ def _properties(
 # ---- what the broker says ----
 
 
-def _delivery_count(header: list[bytes]) -> int:
-    count: Any = decode_plain(header[_COUNT_FIELD])[0] if len(header) > _COUNT_FIELD else None
-    return int(count) if _is_whole(count) else 0
+@lru_cache(MAX_HEADERS)
+def _read_header(section: bytes) -> tuple[tuple[bytes, bytes], int]:
+    """The sender's durability and priority as raw fields, and how often the message was delivered before.
+
+    A time to live is not read: it is the backlog's own. There are few different headers.
+    """
+    fields = sections.raw_fields(section)
+    durable, priority = [*fields, _NULL, _NULL][:_TTL_FIELD]
+    count: Any = decode_plain(fields[_COUNT_FIELD])[0] if len(fields) > _COUNT_FIELD else None
+    return (durable, priority), int(count) if _is_whole(count) else 0
 
 
 def _message_id(properties: list[bytes]) -> str | None:

@@ -10,10 +10,8 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import datetime
 from typing import Any, TypeVar
 
-from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.aio import ServiceBusSender
 
 from .. import sdk_seam
@@ -67,10 +65,8 @@ class Calls:
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf
         self._is_closed = False
-
-    @property
-    def is_busy(self) -> bool:
-        return self._lock.locked()
+        #: Set by whoever wants to know whether there are calls.
+        self.is_idle = False
 
     async def make(self, call: Callable[..., Awaitable[T]], *arguments: Any, seconds: float) -> T:
         """Call it when it is its turn, and await it.
@@ -79,6 +75,7 @@ class Calls:
             TurnTimeoutError: its turn did not come in time, or never will.
             AttemptTimeoutError: it took longer, or was broken off.
         """
+        self.is_idle = False
         task = asyncio.current_task()
         assert task is not None
         requests = task.cancelling()
@@ -146,8 +143,9 @@ class Link:
         self.path = path
         #: Found dead while nobody used it.
         self.is_broken = False
-        self._is_idle = False
         self._calls = Calls(path)
+        #: Makes a call of its sender.
+        self.make = self._calls.make
         self._keep_alive: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -173,26 +171,12 @@ class Link:
         if interval:
             self._keep_alive = asyncio.create_task(self._stay(interval))
 
-    async def send(self, message: ServiceBusMessage | ServiceBusMessageBatch, seconds: float) -> None:
-        if isinstance(message, ServiceBusMessageBatch):
-            sdk_seam.suit(message, self.sender)
-        self._is_idle = False
-        await self._calls.make(self.sender.send_messages, message, seconds=seconds)
-
-    async def schedule(self, messages: list[ServiceBusMessage], at: datetime, seconds: float) -> list[int]:
-        self._is_idle = False
-        return await self._calls.make(self.sender.schedule_messages, messages, at, seconds=seconds)
-
-    async def cancel(self, numbers: list[int], seconds: float) -> None:
-        self._is_idle = False
-        await self._calls.make(self.sender.cancel_scheduled_messages, numbers, seconds=seconds)
-
     async def _stay(self, interval: float) -> None:
         """Keep an idle link alive, and find out if it is not."""
         while not self.is_broken:
-            self._is_idle = True
+            self._calls.is_idle = True
             await asyncio.sleep(interval)
-            if not self._is_idle or self._calls.is_busy:
+            if not self._calls.is_idle:
                 continue
             try:
                 await self._calls.make(sdk_seam.listen, self.sender, seconds=interval)

@@ -10,6 +10,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Stage
 
+from .. import sdk_seam
 from ..core import Pairing
 from ..deadlines import Budget, Pauses
 from ..errors import BacklogUnavailableError, EntityFailedOverError, EnvelopeTooLargeError
@@ -92,15 +93,17 @@ class Delivery:
             payload = parcel.make_ready()
         if not parcel.is_small:
             self._check_size(parcel)
+        if parcel.is_batch:
+            sdk_seam.suit(payload, link.sender)
         if payload is not None and not self._is_recording:
-            await link.send(payload, seconds)
+            await link.make(link.sender.send_messages, payload, seconds=seconds)
             return None
         kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
         with self._recording(kind, parcel, payload):
             if parcel.at is not None:
-                return await link.schedule(list(parcel.messages), parcel.at, seconds)
+                return await link.make(link.sender.schedule_messages, list(parcel.messages), parcel.at, seconds=seconds)
             if payload is not None:
-                await link.send(payload, seconds)
+                await link.make(link.sender.send_messages, payload, seconds=seconds)
             return None
 
     def _recording(
@@ -182,7 +185,7 @@ class Delivery:
 
     async def _cancel(self, link: Link, numbers: list[int], seconds: float) -> None:
         with recorded(self._pairing, OperationKind.CANCEL, Stage.DIRECT, NamespaceRole.PRIMARY, self._path):
-            await link.cancel(numbers, seconds)
+            await link.make(link.sender.cancel_scheduled_messages, numbers, seconds=seconds)
 
     # ---- the backlog ----
 
@@ -235,8 +238,9 @@ class Delivery:
             nonlocal payload
             if payload is None:
                 payload = parcel.wrapped(line.limit(parcel.is_batch))
+            sdk_seam.suit(payload, link.sender)
             with self._recording(OperationKind.SEND, parcel, payload, line.path):
-                await link.send(payload, seconds)
+                await link.make(link.sender.send_messages, payload, seconds=seconds)
 
         sessions = self._pairing.diverted_sessions
         followed = (

@@ -12,10 +12,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from typing import Any, TypeVar
 
-from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
+from azure.servicebus import ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from .. import sdk_seam
@@ -111,21 +110,17 @@ class Link:
         if is_unwanted:
             self._end()
 
-    def send(self, message: ServiceBusMessage | ServiceBusMessageBatch, seconds: float) -> None:
-        if isinstance(message, ServiceBusMessageBatch):
-            sdk_seam.suit(message, self.sender)
-        self._make(self.sender.send_messages, message, seconds=seconds)
+    def make(self, call: Callable[..., T], *arguments: Any, seconds: float) -> T:
+        """Make a call of its sender, when it is its turn.
 
-    def schedule(self, messages: list[ServiceBusMessage], at: datetime, seconds: float) -> list[int]:
-        return self._make(self.sender.schedule_messages, messages, at, seconds=seconds)
-
-    def cancel(self, numbers: list[int], seconds: float) -> None:
-        self._make(self.sender.cancel_scheduled_messages, numbers, seconds=seconds)
-
-    def _make(self, call: Callable[..., T], *arguments: Any, seconds: float) -> T:
+        Raises:
+            TurnTimeoutError: its turn did not come in time, or never will.
+            AttemptTimeoutError: it took longer, or was broken off.
+            azure.servicebus.exceptions.ServiceBusError: whatever the SDK says.
+        """
         self._is_idle = False
         ends = time.monotonic() + seconds
-        if not self._calling.acquire(blocking=False):
+        if not self._calling.acquire(False):
             if not self._calling.acquire(timeout=max(0.0, seconds)):
                 raise TurnTimeoutError(self.path, seconds)
             seconds = ends - time.monotonic()
@@ -147,7 +142,7 @@ class Link:
             self._is_idle = True
             if self._stopped.wait(interval):
                 return
-            if not self._is_idle or not self._calling.acquire(blocking=False):
+            if not self._is_idle or not self._calling.acquire(False):
                 continue
             try:
                 sdk_seam.listen(self.sender)

@@ -11,6 +11,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Stage
 
+from .. import sdk_seam
 from ..core import Pairing
 from ..deadlines import Budget, Pauses
 from ..errors import BacklogUnavailableError, EntityFailedOverError, EnvelopeTooLargeError
@@ -93,15 +94,17 @@ class Delivery:
             payload = parcel.make_ready()
         if not parcel.is_small:
             self._check_size(parcel)
+        if parcel.is_batch:
+            sdk_seam.suit(payload, link.sender)
         if payload is not None and not self._is_recording:
-            link.send(payload, seconds)
+            link.make(link.sender.send_messages, payload, seconds=seconds)
             return None
         kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
         with self._recording(kind, parcel, payload):
             if parcel.at is not None:
-                return link.schedule(list(parcel.messages), parcel.at, seconds)
+                return link.make(link.sender.schedule_messages, list(parcel.messages), parcel.at, seconds=seconds)
             if payload is not None:
-                link.send(payload, seconds)
+                link.make(link.sender.send_messages, payload, seconds=seconds)
             return None
 
     def _recording(
@@ -183,7 +186,7 @@ class Delivery:
 
     def _cancel(self, link: Link, numbers: list[int], seconds: float) -> None:
         with recorded(self._pairing, OperationKind.CANCEL, Stage.DIRECT, NamespaceRole.PRIMARY, self._path):
-            link.cancel(numbers, seconds)
+            link.make(link.sender.cancel_scheduled_messages, numbers, seconds=seconds)
 
     # ---- the backlog ----
 
@@ -236,8 +239,9 @@ class Delivery:
             nonlocal payload
             if payload is None:
                 payload = parcel.wrapped(line.limit(parcel.is_batch))
+            sdk_seam.suit(payload, link.sender)
             with self._recording(OperationKind.SEND, parcel, payload, line.path):
-                link.send(payload, seconds)
+                link.make(link.sender.send_messages, payload, seconds=seconds)
 
         sessions = self._pairing.diverted_sessions
         followed = (

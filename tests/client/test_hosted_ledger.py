@@ -1,0 +1,92 @@
+"""A client whose recorder is a ledger hosts a syphon that proves what it moves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from tests.ledger.stores import Obstinate
+from tests.pairing.twins import Twins, eventually
+
+from twinbus import Route, SendAvailabilityOptions, SyphonOptions
+from twinbus.aio import PairedServiceBusClient
+from twinbus.broker import DEFAULT, QueueDescription
+from twinbus.broker.durations import TICKS_PER_MINUTE
+from twinbus.broker.queue import Queue
+from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.recorder import OperationKind, Outcome, Stage
+from twinbus.ledger.schema import to_operations
+from twinbus.ledger.writer import LedgerWriter
+
+BACKLOG = "contoso/x-servicebus-transfer/0"
+
+
+@pytest.fixture
+async def twins() -> AsyncIterator[Twins]:
+    async with Twins.running(DEFAULT) as running:
+        await running.queue("orders")
+        yield running
+
+
+def client(twins: Twins, writer: LedgerWriter | None = None, **changed: Any) -> PairedServiceBusClient:
+    options = SendAvailabilityOptions(
+        backlog_queue_count=1, primary_name="contoso", syphon=SyphonOptions(retry_min=0.1), **changed
+    )
+    return PairedServiceBusClient(*twins.sides(), options, recorder=writer)
+
+
+def orders(twins: Twins) -> Queue:
+    found = twins.primary.find("orders")
+    assert found is not None
+    return found.queue
+
+
+async def divert(twins: Twins, count: int, **properties: Any) -> None:
+    async with client(twins) as paired, paired.get_queue_sender("orders") as sender:
+        paired.fail_over("orders")
+        for number in range(count):
+            message = ServiceBusMessage("x", message_id=f"m-{number}", **properties)
+            assert (await sender.send_messages(message)).route is Route.BACKLOG
+
+
+async def test_the_hosted_syphon_completes_what_its_ledger_has(twins: Twins, tmp_path: Path) -> None:
+    await divert(twins, 20)
+    with LedgerWriter(tmp_path) as writer:
+        async with client(twins, writer, enable_syphon=True):
+            await eventually(lambda: twins.backlog(0).activity.completed == 20)
+            # Long before anything but a flush would have made a file of these rows.
+            rows = list(to_operations(read_ledger(tmp_path).table))
+    moves = [row for row in rows if row.stage is Stage.PRIMARY_SEND and row.outcome is Outcome.DONE]
+    assert {row.message_id for row in moves} == {f"m-{number}" for number in range(20)}
+    assert {row.operation for row in moves} == {OperationKind.SEND}
+
+
+async def test_the_hosted_syphon_completes_nothing_while_its_ledger_takes_nothing(twins: Twins) -> None:
+    await divert(twins, 5)
+    url = Obstinate.reset()
+    Obstinate.let_go.clear()
+    with LedgerWriter(url) as writer:
+        async with client(twins, writer, enable_syphon=True):
+            await eventually(lambda: orders(twins).activity.received == 5)
+            await eventually(Obstinate.hangs.is_set)
+            assert twins.backlog(0).activity.completed == 0
+            Obstinate.let_go.set()
+            await eventually(lambda: twins.backlog(0).activity.completed == 5)
+
+
+async def test_what_setting_up_has_learnt_of_the_locks_tells_the_syphon_the_time(twins: Twins) -> None:
+    locks = {"lock_duration": 3 * TICKS_PER_MINUTE}
+    await twins.secondary.create(QueueDescription(BACKLOG, max_delivery_count=2147483647, **locks))
+    await divert(twins, 1, time_to_live=timedelta(milliseconds=300))
+    now_ms = twins.backlog(0).env.now_ms
+    diverted_at = now_ms()
+    await eventually(lambda: now_ms() > diverted_at + 400)
+    async with client(twins, enable_syphon=True):
+        dead = twins.secondary.find(f"{BACKLOG}/$DeadLetterQueue")
+        assert dead is not None
+        await eventually(lambda: dead.queue.counters.active == 1)
+    assert orders(twins).activity.received == 0

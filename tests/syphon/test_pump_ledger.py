@@ -1,0 +1,183 @@
+"""The syphon and a ledger that has to be waited for: nothing is completed that it does not have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.syphon.bus import MOMENT, PATIENCE, eventually
+from tests.syphon.pumping import BACKLOG, Pair, bodies, counting, numbered
+
+from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Operation
+from twinbus.syphon import AmqpError
+from twinbus.syphon.drain import CALM
+from twinbus.syphon.errors import TimedOut
+from twinbus.syphon.ledger_gate import OnDurable
+
+LOCK = 6.0  # seconds
+MESSAGES = 100
+
+
+@pytest.fixture(params=[DEFAULT, AZURE], ids=["default", "azure"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with Pair(request.param, LOCK) as running:
+        await running.create("orders")
+        yield running
+
+
+class Ledger:
+    """Is asked to make rows durable, and does so when it is told, or fails."""
+
+    def __init__(self) -> None:
+        self.asked: list[OnDurable] = []
+        self.error: BaseException | None = None
+        self.answers = False
+
+    def flush(self, then: OnDurable) -> None:
+        if self.answers or self.error is not None:
+            asyncio.get_running_loop().call_soon(then, self.error)
+        else:
+            self.asked.append(then)
+
+    def answer(self) -> None:
+        asked, self.asked = self.asked, []
+        for then in asked:
+            then(None)
+
+
+async def test_with_a_ledger_nothing_is_completed_before_its_rows_are_durable(pair: Pair) -> None:
+    ledger = Ledger()
+    await pair.put(numbered("orders", range(5)))
+    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    async with pair.running(flush=ledger.flush):
+        await pair.until("orders", 5)
+        await asyncio.sleep(MOMENT)
+        assert settles.fired == 0
+        while not pair.is_backlog_empty:
+            ledger.answer()
+            await asyncio.sleep(0.01)
+    assert settles.fired == 5
+
+
+async def test_until_empty_does_not_take_waiting_for_the_ledger_for_the_end(pair: Pair) -> None:
+    def flush(then: OnDurable) -> None:
+        asyncio.get_running_loop().call_later(CALM * 1.5, then, None)
+
+    await pair.put(numbered("orders", range(1000)))
+    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    report = await pair.drain(flush=flush)
+    assert report.total.moved == 1000
+    activity = pair.backlog.activity
+    # Nothing was given back to come again.
+    assert (activity.delivered, activity.completed, settles.fired) == (1000, 1000, 1000)
+
+
+async def test_what_comes_while_a_drain_looks_for_the_end_is_moved_not_given_back(pair: Pair) -> None:
+    # The broker takes longer over its messages than the drain waits for them.
+    pair.secondary.faults.add(Fault(Kind.SLOW, BACKLOG, frozenset({Operation.RECEIVE}), delay=CALM * 2))
+    await pair.put(numbered("orders", range(100)))
+    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    await pair.drain()
+    assert (pair.backlog.activity.delivered, settles.fired) == (100, 100)
+    assert pair.is_backlog_empty
+
+
+# ---- a ledger that fails ----
+
+
+@asynccontextmanager
+async def promptly(seconds: float) -> AsyncIterator[None]:
+    """What is done here is done long before a lock ends, or a close gives up waiting."""
+    async with asyncio.timeout(seconds):
+        yield
+
+
+async def test_a_ledger_that_fails_stops_the_pump_at_once_and_completes_nothing(pair: Pair) -> None:
+    ledger = Ledger()
+    ledger.error = OSError("disk full")
+    await pair.put(numbered("orders", range(MESSAGES)))
+    async with promptly(LOCK / 2):
+        with pytest.raises(AmqpError, match="the ledger failed: OSError") as caught:
+            await pair.drain(flush=ledger.flush)
+    assert caught.value.__cause__ is ledger.error
+    assert pair.backlog.activity.completed == 0
+    assert pair.backlog.counters.active == MESSAGES
+    assert pair.backlog.locked == 0  # nobody has to wait for locks before the next try
+
+
+async def test_a_ledger_that_does_not_answer_is_waited_for_during_a_third_of_the_lock(pair: Pair) -> None:
+    loop, times = asyncio.get_running_loop(), []
+    await pair.put(numbered("orders", range(MESSAGES)))
+    async with promptly(LOCK):
+        with pytest.raises(AmqpError, match=r"nothing was durable within 2\.1 seconds") as caught:
+            await pair.drain(flush=lambda then: times.append(loop.time()))
+    assert isinstance(caught.value.__cause__, TimedOut)
+    assert len(times) == 1
+    assert loop.time() - times[0] >= LOCK / 3
+    # No more was taken than before the ledger stalled, and nothing is held.
+    assert pair.backlog.activity.delivered < MESSAGES
+    assert (pair.backlog.activity.completed, pair.backlog.locked) == (0, 0)
+    assert pair.backlog.counters.active == MESSAGES
+
+
+async def test_what_was_not_sent_when_the_ledger_failed_is_given_back(pair: Pair) -> None:
+    ledger = Ledger()
+    await pair.put(numbered("orders", range(MESSAGES)))
+    async with promptly(LOCK / 2):
+        drain = asyncio.create_task(pair.drain(flush=ledger.flush, options={"rate": 20}))
+        await pair.until("orders", 2)
+        ledger.asked.pop()(OSError("disk full"))
+        with pytest.raises(AmqpError, match="the ledger failed"):
+            await drain
+    assert pair.queue("orders").activity.received < 20
+    assert pair.backlog.locked == 0
+    assert pair.backlog.counters.active == MESSAGES
+
+
+async def test_what_was_set_aside_stays_so_when_the_ledger_fails(pair: Pair) -> None:
+    await pair.put(numbered("later", range(20)))
+    await pair.drain()
+    assert pair.backlog.counters.deferred == 20
+    await pair.create("later")
+    ledger = Ledger()
+    ledger.error = OSError("disk full")
+    async with promptly(LOCK / 2):
+        with pytest.raises(AmqpError, match="the ledger failed"):
+            await pair.drain(flush=ledger.flush)
+    assert pair.backlog.counters.deferred == 20
+    ledger.error, ledger.answers = None, True
+    async with asyncio.timeout(PATIENCE):
+        await pair.drain(flush=ledger.flush)
+    assert pair.is_backlog_empty
+
+
+async def test_a_syphon_that_runs_goes_on_when_the_ledger_does_and_sends_nothing_twice(pair: Pair) -> None:
+    ledger = Ledger()
+    ledger.error = OSError("disk full")
+    await pair.put(numbered("orders", range(MESSAGES)))
+    async with pair.running(flush=ledger.flush):
+        await pair.until("orders", 1)
+        await eventually(lambda: pair.backlog.locked == 0)
+        received = pair.queue("orders").activity.received
+        await asyncio.sleep(MOMENT * 3)  # it asks the ledger again and again meanwhile, and takes nothing
+        assert pair.queue("orders").activity.received == received < MESSAGES
+        assert (pair.backlog.activity.completed, pair.backlog.locked) == (0, 0)
+        ledger.error, ledger.answers = None, True
+        await eventually(lambda: pair.is_backlog_empty)
+    assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))
+
+
+async def test_a_syphon_that_waits_for_its_ledger_can_be_closed(pair: Pair) -> None:
+    ledger = Ledger()
+    ledger.error = OSError("disk full")
+    await pair.put(numbered("orders", range(5)))
+    before = asyncio.all_tasks()
+    host = pair.host(flush=ledger.flush, options={"retry_min": 60, "retry_max": 60})
+    await host.start()
+    await pair.until("orders", 1)
+    await eventually(lambda: pair.backlog.locked == 0)
+    async with promptly(LOCK / 2):
+        await host.close()
+    assert asyncio.all_tasks() == before
