@@ -246,7 +246,7 @@ NAMESPACE = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey=top
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--ledger", "sftp://x/y"], "--ledger: "),
         (
             ["--primary", NAMESPACE, "--secondary", NAMESPACE, "--ledger-mode", "no"],
-            "--ledger-mode must be required or",
+            "--ledger-mode must be",
         ),
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--lock", "301"], "--lock"),
     ],

@@ -86,7 +86,7 @@ async def test_what_setting_up_has_learnt_of_the_locks_tells_the_syphon_the_time
     diverted_at = now_ms()
     await eventually(lambda: now_ms() > diverted_at + 400)
     async with client(twins, enable_syphon=True):
-        dead = twins.secondary.find(f"{BACKLOG}/$DeadLetterQueue")
+        dead = twins.secondary.entities.resolve(f"{BACKLOG}/$DeadLetterQueue")
         assert dead is not None
         await eventually(lambda: dead.queue.counters.active == 1)
     assert orders(twins).activity.received == 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import azure.servicebus
@@ -16,7 +18,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusAuthenticationError
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
-from twinbus.broker import Kind
+from twinbus.broker import DEFAULT, Kind
 from twinbus.pairing._async.sender import PairedSender as AsyncPairedSender
 from twinbus.pairing._sync.sender import PairedSender
 from twinbus.pairing.errors import PairedClientFaultedError
@@ -35,10 +37,15 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture(params=KINDS)
-def pair(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    with stage.pair(request.param) as made:
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def pair(stage: Stage, kind: str) -> Iterator[Pair]:
+    with stage.pair(kind) as made:
         yield made
-    stage.clear()
+        stage.clear()
 
 
 # ---- the looks ----
@@ -48,7 +55,6 @@ def parameters(function: Any) -> dict[str, tuple[Any, Any]]:
     return {one.name: (one.kind, one.default) for one in inspect.signature(function).parameters.values()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_every_public_method_of_the_sdks_sender_is_there_with_the_same_parameters(kind: str) -> None:
     ours, theirs = CLASSES[kind]
     names = [name for name, _ in inspect.getmembers(theirs, inspect.isfunction) if not name.startswith("_")]
@@ -61,7 +67,6 @@ def test_every_public_method_of_the_sdks_sender_is_there_with_the_same_parameter
         assert inspect.iscoroutinefunction(own) == inspect.iscoroutinefunction(sdk), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_properties_and_the_context_manager_are_those_of_the_sdks_sender(kind: str) -> None:
     ours, theirs = CLASSES[kind]
     for name, _ in inspect.getmembers(theirs, lambda member: isinstance(member, property)):
@@ -171,8 +176,13 @@ def test_it_opens_when_it_is_first_used(pair: Pair) -> None:
     entered = sender.__aenter__() if pair.kind == "aio" else sender.__enter__()
     assert entered is getattr(sender, "sender", sender)
     assert pair.links == 0
-    sender.send_messages(text())
-    assert pair.links == 1
+    for _ in range(3):
+        sender.send_messages(text())
+    assert (pair.links, connections(pair)) == (1, 1)
+
+
+def connections(pair: Pair) -> int:
+    return pair.primary.call(lambda: len(pair.primary.namespace.connections))
 
 
 def test_many_first_sends_at_once_open_one_link(pair: Pair) -> None:
@@ -204,6 +214,31 @@ def test_a_closed_sender_refuses_everything_and_leaves_no_link(pair: Pair) -> No
         with pytest.raises(ValueError, match="closed"):
             call()
     sender.close()
+
+
+def test_an_idle_link_is_kept_alive(kind: str) -> None:
+    with Stage.set_up(replace(DEFAULT, idle_timeout=2.0)) as strict, strict.pair(kind) as pair:
+        kept, left_alone = pair.sender(keep_alive=0.2), pair.sender(keep_alive=0)
+        kept.send_messages(text())
+        left_alone.send_messages(text())
+        strict.wait_until(lambda: pair.links == 1)
+        time.sleep(2.0)
+        assert (pair.links, link_of(kept).is_broken) == (1, False)
+
+
+def test_a_link_that_died_while_it_was_idle_is_replaced_at_once(pair: Pair) -> None:
+    sender = pair.sender(keep_alive=0.1)
+    sender.send_messages(text())
+    dead = link_of(sender)
+    pair.strike(Kind.DETACH, seconds=0.05)
+    pair.stage.wait_until(lambda: dead.is_broken)
+    assert sender.send_messages(text()).route is Route.PRIMARY
+    assert link_of(sender) is not dead
+    assert (pair.received, pair.events) == (2, [])
+
+
+def link_of(sender: Any) -> Any:
+    return getattr(sender, "sender", sender)._delivery._primary.link
 
 
 # ---- arguments and errors ----

@@ -95,13 +95,16 @@ def test_an_opening_that_was_given_up_never_sends_later_and_leaves_nothing_behin
         assert pair.stage.loop.run(pair.stage.loop.tasks()) == set()
 
 
-def test_a_black_hole_behind_tls_is_given_up_as_well(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", [TransportType.Amqp, TransportType.AmqpOverWebsocket], ids=["tls", "websocket"])
+def test_a_black_hole_behind_tls_is_given_up_as_well(kind: str, transport: TransportType, tmp_path: Path) -> None:
+    if kind == "sync" and transport is TransportType.AmqpOverWebsocket:
+        pytest.importorskip("websocket")
     with Stage.set_up(certificate_folder=tmp_path) as stage:
         namespace = stage.primary.namespace
         assert namespace.certificate is not None
         options = {
             "custom_endpoint_address": f"sb://{namespace.host}:{namespace.port}",
-            "transport_type": TransportType.Amqp,
+            "transport_type": transport,
             "connection_verify": str(namespace.certificate.ca_file),
         }
         string = stage.primary.connection_string.replace("UseDevelopmentEmulator=true", "").rstrip(";")

@@ -230,6 +230,10 @@ def test_shares_add_up_exactly_and_nobody_pays_a_negative_one(total: Decimal, we
         assert abs(amount - exact) <= Decimal("0.00000000002")
 
 
+def test_what_is_too_small_to_share_is_not_shared_out_twice() -> None:
+    assert share(Decimal("0.0000000000024"), [1, 1, 1, 1]) == [Decimal("0.0000000000024"), 0, 0, 0]
+
+
 def test_a_whole_is_not_rounded() -> None:
     amount = Decimal("0.123456789012345678")
     assert prorated(amount, 720, 720) == amount

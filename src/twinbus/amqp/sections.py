@@ -65,6 +65,7 @@ _LISTS = {
 }
 # The constructors that the value of each section may have. A null stands for an empty list or map.
 _LIST, _MAP = frozenset(b"\x40\x45\xc0\xd0"), frozenset(b"\x40\xc1\xd1")
+_NOTHING: frozenset[int] = frozenset()
 _ALLOWED = {
     HEADER: _LIST,
     DELIVERY_ANNOTATIONS: _MAP,
@@ -124,8 +125,13 @@ def split_sections(message: bytes) -> Sections:
     pos, end, last, body = 0, len(message), 0, -1
     try:
         while pos < end:
-            code, start = _open_section(message, pos)
+            if message[pos : pos + 2] == b"\x00\x53":
+                code, start = message[pos + 2], pos + 3
+            else:
+                code, start = _open_section(message, pos)
             constructor = message[start]
+            if constructor not in _ALLOWED.get(code, _NOTHING):
+                _open_section(message, pos)  # says what is wrong with it
             if constructor in _NARROW:
                 stop = start + 2 + message[start + 1]
             elif constructor in _WIDE:

@@ -172,7 +172,7 @@ def as_object(found: Estimate) -> dict[str, Any]:
     from twinbus.pipeline import estimate as of
     from twinbus.pipeline.usage import PAIRING_STAGES, units_of
 
-    scenario, drain, book, bill = found.scenario, found.drain, found.book, found.bill
+    scenario, drain, book = found.scenario, found.drain, found.book
     units = units_of(scenario.size)
     operations = {stage: found.operations(stage) for stage in _STAGES}
     return {
@@ -210,23 +210,26 @@ def as_object(found: Estimate) -> dict[str, Any]:
             "application": {stage.name.lower(): operations[stage] for stage in _STAGES if stage not in PAIRING_STAGES},
             "pairing": {stage.name.lower(): operations[stage] for stage in _STAGES if stage in PAIRING_STAGES},
         },
-        "cost": {
-            "days": scenario.days,
-            "application": _money(bill.application),
-            "pairing": _money(bill.pairing),
-            "total": _money(bill.total),
-            "items": [
-                {
-                    "tier": one.tier,
-                    "item": one.item.value,
-                    "quantity": _money(one.quantity),
-                    "application": _money(one.application),
-                    "pairing": _money(one.pairing),
-                }
-                for one in bill.charges
-            ],
-        },
+        "cost": {"days": scenario.days, **_bill_object(found.bill)},
         "warnings": found.warnings,
+    }
+
+
+def _bill_object(bill: Bill) -> dict[str, Any]:
+    return {
+        "application": _money(bill.application),
+        "pairing": _money(bill.pairing),
+        "total": _money(bill.total),
+        "items": [
+            {
+                "tier": one.tier,
+                "item": one.item.value,
+                "quantity": _money(one.quantity),
+                "application": _money(one.application),
+                "pairing": _money(one.pairing),
+            }
+            for one in bill.charges
+        ],
     }
 
 

@@ -76,7 +76,11 @@ def forgotten(sender: AnySender) -> Any:
     None if there was no connection, or it was not aborted.
     """
     transport = _transport(sender)
-    return None if transport is None else transport.close()
+    if transport is None:
+        return None
+    session = getattr(transport, "session", None)
+    # An asynchronous WebSocket that did not come about leaves its HTTP session behind, and cannot be closed itself.
+    return transport.close() if session is None or transport.sock is not None else session.close()
 
 
 def is_open(sender: AnySender) -> bool:

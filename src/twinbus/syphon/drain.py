@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .lanes import Lane
     from .pump import Pump
 
+STEP = 0.05  # seconds between two looks at the pump
 CALM = 0.2  # seconds in which no message came, and none was settled
 # Locks that somebody holds run out in time; then the messages come to us.
 PATIENCE = 10.0
@@ -30,14 +31,14 @@ class Drain:
     async def run(self, intake: Intake) -> None:
         """Return when nothing is left that can be moved now. Raises what `Pump.look` raises."""
         while True:
-            while not self._is_calm(intake):
-                await self._pump.ticked()
+            while not self._is_calm(intake):  # noqa: ASYNC110 - nothing happens when it is calm
+                await asyncio.sleep(STEP)
             received = intake.received
             self._pump.is_examined = True
             try:
                 intake.pause()
-                while not intake.is_quiet:
-                    await self._pump.ticked()
+                while not intake.is_quiet:  # noqa: ASYNC110 - it comes of many small things
+                    await asyncio.sleep(STEP)
                 look = await self._pump.look()
             finally:
                 self._pump.is_examined = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 MAX_WINDOW = 2000  # messages
 MAX_WINDOW_BYTES = 64 << 20
 FIRST_WINDOW = 10
+WINDOW_GROWTH = 4  # times, from one windowful to the next
 # A bucket holds what comes in so many seconds: a burst of a whole second would crowd out live traffic.
 BURST_SECONDS = 0.1
 # What a namespace that is busy gets of the rate it took before, at least of the rate it was given, and how fast that
@@ -147,7 +148,7 @@ class CreditWindow:
         if self._count >= self.size:
             in_time = int(self._count * self._seconds / max(now - self._since, 0.001))
             in_memory = int(MAX_WINDOW_BYTES * self._count / max(self._bytes, 1))
-            self.size = max(1, min(in_time, in_memory, 2 * self.size, self._most))
+            self.size = max(1, min(in_time, in_memory, WINDOW_GROWTH * self.size, self._most))
             self.restart(now)
 
     def missed(self, now: float) -> None:

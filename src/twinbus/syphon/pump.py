@@ -409,7 +409,7 @@ class Pump:
                     intake.strand(move)
             if intake.receiver.error is not None and not intake.is_pausing:
                 break  # the locks run out by themselves
-            await self.ticked()
+            await asyncio.sleep(MIN_TICK)
         await intake.close()
 
     async def _stop(self) -> None:

@@ -226,10 +226,11 @@ def _split_annotations(section: bytes) -> tuple[dict[str, bytes], list[bytes]]:
 
 
 def _fact(facts: dict[str, bytes], name: str) -> int:
-    value: Any = sections.entry_value(facts[name]) if name in facts else None
-    if not _is_whole(value):
+    raw = facts.get(name)
+    value: Any = None if raw is None else decode_plain(raw, sections.value_at(raw))[0]
+    if type(value) is not int or value > _MAX_LONG:
         raise MalformedEnvelope(f"The broker has not written '{name}' on the message.")
-    return int(value)
+    return value
 
 
 def _delivery_annotations(section: bytes) -> bytes:
@@ -255,6 +256,9 @@ def _properties(
     section: bytes, fields: list[bytes], expiry: int | None, created: int | None, session: str | None
 ) -> bytes:
     """The properties with these three in their places, whatever the backlog's broker may have put there."""
+    there = fields[_EXPIRY_FIELD : _SESSION_FIELD + 1]
+    if expiry is None and created is None and session is None and there.count(_NULL) == len(there):
+        return section  # nearly always
     wanted = [_NULL if time is None else encode(Timestamp(time)) for time in (expiry, created)]
     wanted.append(_NULL if session is None else encode(session))
     fields = fields + [_NULL] * (_SESSION_FIELD + 1 - len(fields))

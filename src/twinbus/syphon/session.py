@@ -248,7 +248,7 @@ class Session:
         """Send a message, as one frame or as many as the peer's frame size asks for."""
         number = self._next_delivery_id
         self._next_delivery_id = (number + 1) & MASK
-        self._sent[number] = Pending(link, tell, self._time())
+        self._sent[number] = tuple.__new__(Pending, (link, tell, self._time(), None))
         wire = self.wire
         tag = number.to_bytes(4, "big")
         parts = transfer_frames(self.channel, link.handle, number, tag, False, payload, wire.max_frame_size)
@@ -268,7 +268,7 @@ class Session:
 
     def accept(self, link: Link, number: int, tell: OnOutcome) -> None:
         """Complete a delivery; those of one turn of the event loop leave as ranges."""
-        self._settling[number] = Pending(link, tell, self._time(), amqp.Accepted)
+        self._settling[number] = tuple.__new__(Pending, (link, tell, self._time(), amqp.Accepted))
         self._accepting.append(number)
         self.wire.flush_soon()
 

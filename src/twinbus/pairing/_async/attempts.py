@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from azure.servicebus.aio import ServiceBusSender
@@ -21,6 +22,8 @@ logger = logging.getLogger("twinbus.pairing")
 
 #: The longest that good-byes are waited for.
 ENDING = 5.0
+#: Longer than a look at an idle connection can take.
+LISTENING = 5.0
 
 sleep = asyncio.sleep
 
@@ -179,7 +182,7 @@ class Link:
             if not self._calls.is_idle:
                 continue
             try:
-                await self._calls.make(sdk_seam.listen, self.sender, seconds=interval)
+                await self._calls.make(sdk_seam.listen, self.sender, seconds=LISTENING)
                 self.is_broken = not sdk_seam.is_open(self.sender)
             except Exception as error:
                 logger.debug("An idle link to %s broke: %r", self.path, error)
@@ -218,10 +221,10 @@ class Link:
             self._keep_alive.cancel()
         await self._calls.ended()
         # What is broken may fail to say good-bye.
-        try:
-            await self.sender.close()
-        except Exception as error:
-            logger.debug("A link to %s did not close: %r", self.path, error)
-        left_open = sdk_seam.forgotten(self.sender)
-        if left_open is not None:
-            await left_open
+        for close in (self.sender.close, partial(sdk_seam.forgotten, self.sender)):
+            try:
+                closing = close()
+                if closing is not None:
+                    await closing
+            except Exception as error:
+                logger.debug("A link to %s did not close: %r", self.path, error)

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusSender
@@ -195,11 +196,10 @@ class Link:
         self._stopped.set()
         is_alone = self._calling.acquire(timeout=ENDING)
         # What is broken may fail to say good-bye.
-        try:
-            self.sender.close()
-        except Exception as error:
-            logger.debug("A link to %s did not close: %r", self.path, error)
-        finally:
-            sdk_seam.forgotten(self.sender)
-            if is_alone:
-                self._calling.release()
+        for close in (self.sender.close, partial(sdk_seam.forgotten, self.sender)):
+            try:
+                close()
+            except Exception as error:
+                logger.debug("A link to %s did not close: %r", self.path, error)
+        if is_alone:
+            self._calling.release()

@@ -254,8 +254,8 @@ class Delivery:
         line = self._backlog.get(index)
         if line is None:
             path = self._pairing.queue_path(index)
-            line = Line(lambda: self._backlog_client.get_queue_sender(path, **self._options), path)
-            self._backlog[index] = line
+            new = Line(lambda: self._backlog_client.get_queue_sender(path, **self._options), path)
+            line = self._backlog.setdefault(index, new)
         return line
 
     def open_standby(self, seconds: float) -> None:
