@@ -1,4 +1,4 @@
-"""What pairing costs a sender, and how soon it is there in an outage: `make bench-pairing`.
+"""What pairing costs a sender, how soon it is there in an outage, and how fast the syphon is: `make bench-pairing`.
 
 Our sender against the SDK's own in interleaved pairs of short blocks, in one run against one `twinbus serve` process;
 a ratio has the interval that holds 95 % of the medians of resampled pairs. `QUICK=1` does a tenth. The last line is
@@ -27,6 +27,7 @@ from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from rich.console import Console
 from rich.table import Table
 
+import syphon
 from twinbus.broker import Fault, Kind, Namespace, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.pairing._async.sender import PairedSender as AsyncPairedSender
@@ -346,9 +347,12 @@ def key(name: str) -> str:
 
 def main() -> None:
     logging.getLogger("twinbus").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as folder, served(Path(folder)) as strings:
-        rates = compare_all(strings)
-    print(json.dumps(report(rates, outages())))
+    with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as folder:
+        with served(Path(folder)) as strings:
+            rates = compare_all(strings)
+        moved = syphon.measure(Path(folder) / "syphon")
+    ratios = report(rates, outages())
+    print(json.dumps(ratios | syphon.report(moved, Console(width=120))))
 
 
 if __name__ == "__main__":

@@ -154,6 +154,7 @@ class Bench:
 
 def measure(folder: Path) -> Samples:
     """All rounds; the first warms up and is not counted."""
+    folder.mkdir(exist_ok=True)
     with ExitStack() as stack:
         primary = Served("contoso", DESTINATIONS, folder)
         stack.callback(primary.stop)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,15 +173,6 @@ def test_a_reset_is_a_reset_and_a_refusal_a_refusal(tmp_path: Path) -> None:
 # ---- what it refuses ----
 
 
-@pytest.fixture
-def untouched_logging() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("twinbus")
-    before = list(root.handlers), root.level, ours.level
-    yield
-    root.handlers[:], root.level, ours.level = before
-    logging.captureWarnings(False)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -201,7 +190,6 @@ def untouched_logging() -> Iterator[None]:
         (("--nonsense",), "--nonsense"),
     ],
 )
-@pytest.mark.usefixtures("untouched_logging")
 def test_a_bad_flag_is_refused_with_its_name_and_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -60,33 +62,77 @@ def test_with_no_bound_in_time_the_pauses_are_counted() -> None:
     assert [pauses.next(math.inf) is None for _ in range(6)] == [False] * 5 + [True]
 
 
-def test_what_was_given_up_on_is_cut_again_and_again_until_it_is_over() -> None:
-    watchdog, cuts, over = Watchdog(), threading.Semaphore(0), threading.Event()
-    watchdog.watch(cuts.release, over.is_set)
-    for _ in range(3):
-        assert cuts.acquire(timeout=10)
-    over.set()
-    thread = watchdog._thread
-    if thread is not None:
+class Waiting:
+    """Something that another thread waits for."""
+
+    def __init__(self, ends: float = math.inf) -> None:
+        self.ends = ends
+        self.cuts = threading.Semaphore(0)
+
+    def cut(self) -> None:
+        self.cuts.release()
+
+
+@pytest.fixture
+def watchdog() -> Iterator[Watchdog]:
+    running = Watchdog()
+    yield running
+    for one in list(running._watched):
+        running.forget(one)
+    if (thread := running._thread) is not None:
         thread.join(10)
-    assert watchdog._thread is None
+    assert running._thread is None
 
 
-def test_a_cut_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    watchdog, cuts, over = Watchdog(), threading.Semaphore(0), threading.Event()
-    calls = []
+def test_what_takes_too_long_is_cut_again_and_again_until_it_is_over(watchdog: Watchdog) -> None:
+    late = Waiting(time.monotonic() + 0.05)
+    watchdog.watch(late)
+    for _ in range(3):
+        assert late.cuts.acquire(timeout=10)
+    assert time.monotonic() >= late.ends
 
-    def fails_later() -> None:
-        calls.append(1)
-        if len(calls) > 1:
+
+def test_what_has_time_is_left_alone_and_nobody_is_woken_for_a_later_end(watchdog: Watchdog) -> None:
+    one, other = Waiting(time.monotonic() + 0.3), Waiting()
+    watchdog.watch(one)
+    watchdog.watch(other)
+    watchdog.hurry()
+    until(lambda: watchdog.next_look == one.ends)
+    other.ends = one.ends + 100
+    assert not one.cuts.acquire(timeout=0.1)
+    one.ends = math.inf
+    # It looks when it meant to, finds the other one, and knows its end.
+    until(lambda: watchdog.next_look == other.ends)
+    assert not one.cuts.acquire(blocking=False)
+    assert not other.cuts.acquire(blocking=False)
+
+
+def test_an_earlier_end_is_met_after_a_hurry(watchdog: Watchdog) -> None:
+    one = Waiting(time.monotonic() + 100)
+    watchdog.watch(one)
+    watchdog.hurry()
+    until(lambda: watchdog.next_look == one.ends)
+    one.ends = time.monotonic()
+    watchdog.hurry()
+    assert one.cuts.acquire(timeout=10)
+
+
+def test_a_cut_that_fails_does_not_stop_the_others(watchdog: Watchdog, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Waiting):
+        def cut(self) -> None:
+            super().cut()
             raise OSError("no")
 
-    watchdog.watch(fails_later, over.is_set)
-    watchdog.watch(cuts.release, over.is_set)
-    for _ in range(3):
-        assert cuts.acquire(timeout=10)
-    over.set()
-    thread = watchdog._thread
-    if thread is not None:
-        thread.join(10)
-    assert "could not be cut" in caplog.text
+    failing, other = Failing(0.0), Waiting(0.0)
+    watchdog.watch(failing)
+    watchdog.watch(other)
+    for one in (failing, other) * 2:
+        assert one.cuts.acquire(timeout=10)
+    assert "could not be cut off" in caplog.text
+
+
+def until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < ends, "it did not happen"
+        time.sleep(0.005)

@@ -61,8 +61,11 @@ def test_a_new_connection_into_a_black_hole_is_given_up_after_the_attempt_timeou
     assert isinstance(failed_over.error, AttemptTimeoutError)
 
 
-def test_an_open_link_into_a_black_hole_is_given_up_after_the_attempt_timeout(pair: Pair) -> None:
-    sender = pair.sender()
+@pytest.mark.parametrize("socket_timeout", [None, 30.0])
+def test_an_open_link_into_a_black_hole_is_given_up_after_the_attempt_timeout(
+    pair: Pair, socket_timeout: float | None
+) -> None:
+    sender = pair.sender(socket_timeout=socket_timeout)
     sender.send_messages(text())
     sender.open_standby()
     pair.freeze()

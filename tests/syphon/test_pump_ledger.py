@@ -67,8 +67,10 @@ async def test_until_empty_does_not_take_waiting_for_the_ledger_for_the_end(pair
 
     await pair.put(numbered("orders", range(1000)))
     settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    looks = counting(pair.secondary, BACKLOG, Operation.MANAGEMENT)
     report = await pair.drain(flush=flush)
     assert report.total.moved == 1000
+    assert looks.fired == 4  # three pages at the start, and an empty one at the end
     activity = pair.backlog.activity
     # Nothing was given back to come again.
     assert (activity.delivered, activity.completed, settles.fired) == (1000, 1000, 1000)

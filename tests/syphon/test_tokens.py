@@ -209,7 +209,7 @@ class Counting:
 async def test_a_token_that_cannot_be_renewed_ends_its_links_when_it_ends(
     strict: Namespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    credential = Counting(root_key(strict, seconds=1))
+    credential = Counting(root_key(strict, seconds=2))
     async with opened(strict, credential) as connection:
         ended: asyncio.Future[AmqpError] = asyncio.get_running_loop().create_future()
         await connection.attach_receiver("orders", Inbox(), credit=1, on_end=ended.set_result)

@@ -148,7 +148,7 @@ class ResponseLink(Link):
         self._held_bytes += len(payload)
         self.wake()
         if len(self._held) > MAX_PENDING or self._held_bytes > MAX_HELD_BYTES:
-            self.connection.close(BrokerError(QUOTA_EXCEEDED, "Too many answers wait for credit."))
+            self.connection.close(BrokerError(QUOTA_EXCEEDED, "Too many answers wait for credit."), linger=True)
 
     def wake(self) -> None:
         while self._held and self._credit > 0 and self.channel.can_send():

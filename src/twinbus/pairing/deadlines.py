@@ -7,7 +7,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 logger = logging.getLogger("twinbus.pairing")
 
@@ -68,41 +68,69 @@ class Pauses:
         return pause if pause < left else None
 
 
+class Watched(Protocol):
+    """Something that another thread waits for."""
+
+    #: When it has to be over, by `time.monotonic`; infinity while nobody waits.
+    ends: float
+
+    def cut(self) -> None:
+        """Cut it off: whoever waits for it is told at once."""
+
+
 class Watchdog:
-    """Cuts off what was given up on, again and again until it is over.
+    """Cuts off what takes too long, again and again until it is over.
 
     Once is not enough: there are moments at which a connection that is being opened cannot be cut. The thread lives
-    only as long as there is something to watch.
+    as long as there is something to watch, and sleeps until the earliest end that it knows of. So that setting `ends`
+    costs next to nothing, only somebody whose end comes before `next_look` has to call `hurry`.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watched: list[tuple[Callable[[], None], Callable[[], bool]]] = []
+        self._changed = threading.Condition()
+        self._watched: set[Watched] = set()
         self._thread: threading.Thread | None = None
+        self.next_look = math.inf
 
-    def watch(self, cut: Callable[[], None], is_over: Callable[[], bool]) -> None:
-        """Call `cut` now and then every moment, until `is_over`."""
-        cut()
-        with self._lock:
-            self._watched.append((cut, is_over))
-            if self._thread is None:
+    def watch(self, one: Watched) -> None:
+        """Watch it from now on."""
+        with self._changed:
+            self._watched.add(one)
+            # After a fork it is not alive.
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="twinbus-watchdog", daemon=True)
                 self._thread.start()
+            self._changed.notify()
+
+    def forget(self, one: Watched) -> None:
+        """Watch it no longer."""
+        with self._changed:
+            self._watched.discard(one)
+            self._changed.notify()
+
+    def hurry(self) -> None:
+        """Look at once when to look next."""
+        with self._changed:
+            self._changed.notify()
 
     def _run(self) -> None:
-        while True:
-            time.sleep(CUT_EVERY)
-            with self._lock:
-                self._watched = [one for one in self._watched if not one[1]()]
-                if not self._watched:
-                    self._thread = None
-                    return
-                watched = list(self._watched)
-            for cut, _ in watched:
-                try:
-                    cut()
-                except Exception:
-                    logger.exception("A connection that was given up on could not be cut")
+        with self._changed:
+            while self._watched:
+                # Whoever sets an end from here on will hurry us; those set before are seen below.
+                self.next_look = math.inf
+                now = time.monotonic()
+                ends = [self._cut(one, now) if one.ends <= now else one.ends for one in self._watched]
+                self.next_look = min(ends)
+                self._changed.wait(None if self.next_look == math.inf else max(0.0, self.next_look - now))
+            self._thread = None
+
+    @staticmethod
+    def _cut(one: Watched, now: float) -> float:
+        try:
+            one.cut()
+        except Exception:
+            logger.exception("Something that took too long could not be cut off")
+        return now + CUT_EVERY
 
 
 #: One for the process.

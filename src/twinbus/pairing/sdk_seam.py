@@ -65,7 +65,7 @@ def abort(sender: AnySender | AsyncServiceBusReceiver) -> None:
         return
     if isinstance(sender, (AsyncServiceBusSender, AsyncServiceBusReceiver)):
         _abort_async(transport)
-    elif transport.sock is not None:
+    else:
         # A WebSocket has the real one inside.
         _shut_down(getattr(transport.sock, "sock", transport.sock))
 
@@ -151,7 +151,9 @@ def _transport(sender: AnySender | AsyncServiceBusReceiver) -> Any:
     return connection._transport
 
 
-def _shut_down(sock: socket.socket) -> None:
+def _shut_down(sock: socket.socket | None) -> None:
+    if sock is None:
+        return
     # Not closed: another thread may be reading, and the number of a closed socket may already be another file's. Not
     # SSLSocket.shutdown either, which would let that thread go on without encryption.
     with contextlib.suppress(OSError):

@@ -37,7 +37,7 @@ class Writer:
     def _written(self, store: Store, group: list[Unit]) -> None:
         self._reached.set()
         assert self._may_write.wait(SECONDS)
-        if self.failing and any(unit.changes for unit in group):
+        if self.failing and any(changes for changes, _, _ in group):
             raise sqlite3.OperationalError("made to fail")
         self.groups.append(len(group))
         self._write(store, group)

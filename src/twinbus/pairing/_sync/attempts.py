@@ -1,14 +1,15 @@
 """One SDK sender, and what is done with it within a time. Written by hand: threads cannot be cancelled.
 
-On an open link the SDK keeps to the time it is given. Opening one it does not: it may wait for ever for a peer that
-says nothing, for the name service or for a token. So a link is opened by a thread of its own, on which the caller can
-give up. That thread has no message to send, and is cut off until it ends.
+A call that takes too long is ended by cutting the connection, and fails then. While a link is being opened not even
+that always helps: the SDK may wait for the name service or for a token. So a link is opened by a thread of its own,
+on which the caller can give up. That thread has no message to send, and ends when there is something to cut.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusSender
-from azure.servicebus.exceptions import OperationTimeoutError
 
 from .. import sdk_seam
 from ..deadlines import watchdog
@@ -65,6 +65,9 @@ class Link:
         self.path = path
         #: Found dead while nobody used it.
         self.is_broken = False
+        #: When the opening or the call that is under way has to be over.
+        self.ends = math.inf
+        self._is_overdue = False
         self._is_idle = False
         self._lock = threading.Lock()
         # Held by the thread that uses the SDK's sender.
@@ -83,10 +86,12 @@ class Link:
             AttemptTimeoutError: it took longer.
             azure.servicebus.exceptions.ServiceBusError: whatever the SDK says.
         """
+        self.ends = time.monotonic() + seconds
+        watchdog.watch(self)
         self._opening = threading.Thread(target=self._open, name="twinbus-opening", daemon=True)
         self._opening.start()
         try:
-            if not self._opened.wait(seconds):
+            if not self._opened.wait(seconds) or self._is_overdue:
                 raise AttemptTimeoutError(self.path, seconds)
             if self._error is not None:
                 raise self._error
@@ -106,6 +111,7 @@ class Link:
         except BaseException as error:
             self._error = error
         with self._lock:
+            self.ends = math.inf
             self._opened.set()
             is_unwanted = self._is_discarded
         if is_unwanted:
@@ -121,21 +127,28 @@ class Link:
         """
         self._is_idle = False
         ends = time.monotonic() + seconds
-        if not self._calling.acquire(False):
-            if not self._calling.acquire(timeout=max(0.0, seconds)):
-                raise TurnTimeoutError(self.path, seconds)
-            seconds = ends - time.monotonic()
+        if not self._calling.acquire(False) and not self._calling.acquire(timeout=max(0.0, seconds)):
+            raise TurnTimeoutError(self.path, seconds)
         try:
             # The SDK would open a sender that was closed anew, and nobody could give up on that.
-            if seconds <= 0 or self._is_discarded:
+            if self._is_discarded:
                 raise TurnTimeoutError(self.path, seconds)
-            return call(*arguments, timeout=seconds)
-        except OperationTimeoutError as error:
-            if time.monotonic() < ends or isinstance(error, TurnTimeoutError):
-                raise  # the service has said so, or we have
-            raise AttemptTimeoutError(self.path, seconds) from error
+            self.ends = ends
+            if ends < watchdog.next_look:
+                watchdog.hurry()
+            return call(*arguments)
+        except Exception as error:
+            if self._is_overdue:
+                raise AttemptTimeoutError(self.path, seconds) from error
+            raise
         finally:
+            self.ends = math.inf
             self._calling.release()
+
+    def cut(self) -> None:
+        """Break off what is under way: its end has come."""
+        self._is_overdue = True
+        sdk_seam.abort(self.sender)
 
     def _stay(self, interval: float) -> None:
         """Keep an idle link alive, and find out if it is not."""
@@ -163,10 +176,12 @@ class Link:
                 return
             self._is_discarded = True
             is_opening = not self._opened.is_set()
-        if is_opening and self._opening is not None:
-            watchdog.watch(self._cut, self._is_over(self._opening))
+            if is_opening:
+                self.ends = 0.0
+        if is_opening:
+            watchdog.hurry()
         else:
-            self._cut()
+            sdk_seam.abort(self.sender)
             self._end()
 
     def close(self) -> None:
@@ -185,14 +200,8 @@ class Link:
         threads = (self._opening, self._keep_alive)
         return self._is_discarded and not any(thread is not None and thread.is_alive() for thread in threads)
 
-    def _cut(self) -> None:
-        sdk_seam.abort(self.sender)
-
-    @staticmethod
-    def _is_over(thread: threading.Thread) -> Callable[[], bool]:
-        return lambda: not thread.is_alive()
-
     def _end(self) -> None:
+        watchdog.forget(self)
         self._stopped.set()
         is_alone = self._calling.acquire(timeout=ENDING)
         # What is broken may fail to say good-bye.
