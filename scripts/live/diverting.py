@@ -16,9 +16,11 @@ from twinbus import Route
 from twinbus.aio import PairedServiceBusClient
 from twinbus.amqp.types import Described, Long, Symbol, Timestamp
 from twinbus.pairing import aliases
+from twinbus.pairing.backlog import LOCK_DURATION
 from twinbus.pairing.envelope import Message
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.report import DrainReport
+from twinbus.syphon.terms import Terms
 
 from .administration import options_for
 from .checks import Seen, check
@@ -43,7 +45,8 @@ async def failed_over(drill: Drill, name: str, *entities: str) -> AsyncIterator[
 
 
 async def drain(drill: Drill, path: str) -> DrainReport:
-    return await SyphonHost(drill.at_primary.side, drill.at_secondary.side, [path]).drain()
+    terms = Terms(lock_seconds=LOCK_DURATION.total_seconds())  # the queue is ours
+    return await SyphonHost(drill.at_primary.side, drill.at_secondary.side, [path], terms).drain()
 
 
 def full_message(scheduled: datetime | None = None) -> ServiceBusMessage:

@@ -69,7 +69,7 @@ async def session_queue(drill: Drill, seen: Seen) -> None:
     async with opened(site, path) as link:
         await link.open(site.times.answer)
         try:
-            await link.send(ping_message(), site.times.answer)
+            await link.make(link.sender.send_messages, ping_message(), seconds=site.times.answer)
             seen.that(False, "refused without a session id")
         except ServiceBusError as error:
             seen.that(

@@ -66,6 +66,8 @@ async def test_until_empty_does_not_take_waiting_for_the_ledger_for_the_end(pair
         asyncio.get_running_loop().call_later(CALM * 1.5, then, None)
 
     await pair.put(numbered("orders", range(1000)))
+    # For a moment after each flush nothing is here, and nothing has come for long.
+    pair.secondary.faults.add(Fault(Kind.SLOW, BACKLOG, frozenset({Operation.RECEIVE}), delay=CALM * 0.6))
     settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
     looks = counting(pair.secondary, BACKLOG, Operation.MANAGEMENT)
     report = await pair.drain(flush=flush)
@@ -169,6 +171,22 @@ async def test_a_syphon_that_runs_goes_on_when_the_ledger_does_and_sends_nothing
         ledger.error, ledger.answers = None, True
         await eventually(lambda: pair.is_backlog_empty)
     assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))
+
+
+async def test_a_syphon_that_waits_for_its_ledger_asks_nothing_of_the_namespaces(pair: Pair) -> None:
+    await pair.put(numbered("later", range(20)))
+    await pair.drain()
+    await pair.create("later")
+    ledger = Ledger()
+    ledger.error = OSError("disk full")
+    asked = counting(pair.secondary, BACKLOG, *Operation)
+    async with pair.running(flush=ledger.flush):
+        await pair.until("later", 1)
+        await eventually(lambda: pair.backlog.locked == 0)
+        before = asked.fired
+        await asyncio.sleep(MOMENT * 5)
+        assert asked.fired == before
+        assert pair.queue("later").activity.received == 1
 
 
 async def test_a_syphon_that_waits_for_its_ledger_can_be_closed(pair: Pair) -> None:

@@ -87,19 +87,22 @@ class Calls:
             self._set_timer(ends)
         is_our_turn = False
         try:
-            async with self._lock:
-                if self._is_closed:
-                    raise TurnTimeoutError(self._path, seconds)
-                is_our_turn = True
-                return await call(*arguments)
+            await self._lock.acquire()
+            is_our_turn = True
+            if self._is_closed:
+                raise TurnTimeoutError(self._path, seconds)
+            return await call(*arguments)
         except asyncio.CancelledError:
             # If somebody else wanted to cancel it as well, it is cancelled and not too late.
             if task not in self._overdue or task.uncancel() > requests:
                 raise
             raise (AttemptTimeoutError if is_our_turn else TurnTimeoutError)(self._path, seconds) from None
         finally:
+            if is_our_turn:
+                self._lock.release()
             del self._ends[task]
-            self._overdue.discard(task)
+            if self._overdue:
+                self._overdue.discard(task)
 
     def _set_timer(self, ends: float) -> None:
         if self._timer is not None:
