@@ -85,7 +85,7 @@ class Retrieval:
 
     async def _bring_back(self, lane: Lane) -> None:
         size = 1  # the first one decides whether the destination is back
-        while lane.fetchable(1) and not self._is_closing and not self._gate.failed.done():
+        while lane.fetchable(1) and not self._is_closing:
             try:
                 await self._destinations.attached(lane.path)
             except AmqpError:
