@@ -159,7 +159,7 @@ def _read_transfer(body: bytes) -> tuple[Transfer, int] | None:
         settled, more, written = _TRANSFER_ENDS[body[pos:end]]
     except (IndexError, KeyError, struct.error):
         return None
-    if written != count:
+    if written != count or end > len(body):
         return None
     fields = (handle, delivery_id, tag, message_format, settled, more, None, None, None, None, None)
     return tuple.__new__(Transfer, fields), end
