@@ -122,7 +122,7 @@ class Watchdog:
                 ends = [self._cut(one, now) if one.ends <= now else one.ends for one in self._watched]
                 self.next_look = min(ends)
                 self._changed.wait(None if self.next_look == math.inf else max(0.0, self.next_look - now))
-            self._thread = None
+            self._thread, self.next_look = None, math.inf
 
     @staticmethod
     def _cut(one: Watched, now: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,6 +23,9 @@ from ..recording import recorded
 from ..send_records import attempt_recorded
 from .attempts import Link, sleep
 from .lines import Line, ReroutedError
+
+#: What the primary returns: sequence numbers, if something was scheduled.
+Numbers = list[int] | None
 
 
 class Delivery:
@@ -47,7 +51,7 @@ class Delivery:
         self._backlog: dict[int, Line] = {}
         self._choice = pairing.new_choice()
 
-    async def bring(self, parcel: Parcel, budget: Budget) -> tuple[str | None, list[int] | None]:
+    async def bring(self, parcel: Parcel, budget: Budget) -> tuple[str | None, Numbers]:
         """Bring it where it is accepted: returns the path of the backlog queue, or None and what the primary returned.
 
         Raises:
@@ -87,7 +91,8 @@ class Delivery:
 
     # ---- the primary ----
 
-    async def _to_primary(self, link: Link, parcel: Parcel, seconds: float) -> list[int] | None:
+    def _to_primary(self, link: Link, parcel: Parcel, seconds: float) -> Awaitable[Numbers]:
+        # Not a coroutine itself: on the way of every send one less is felt.
         payload = parcel.payload
         if payload is None:
             payload = parcel.make_ready()
@@ -95,16 +100,16 @@ class Delivery:
             self._check_size(parcel)
         if parcel.is_batch:
             sdk_seam.suit(payload, link.sender)
-        if payload is not None and not self._is_recording:
-            await link.make(link.sender.send_messages, payload, seconds=seconds)
-            return None
+        if payload is None or self._is_recording:
+            return self._recorded(link, parcel, payload, seconds)
+        return link.make(link.sender.send_messages, payload, seconds=seconds)
+
+    async def _recorded(self, link: Link, parcel: Parcel, payload: Payload | None, seconds: float) -> Numbers:
         kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
         with self._recording(kind, parcel, payload):
-            if parcel.at is not None:
-                return await link.make(link.sender.schedule_messages, list(parcel.messages), parcel.at, seconds=seconds)
             if payload is not None:
-                await link.make(link.sender.send_messages, payload, seconds=seconds)
-            return None
+                return await link.make(link.sender.send_messages, payload, seconds=seconds)
+            return await link.make(link.sender.schedule_messages, list(parcel.messages), parcel.at, seconds=seconds)
 
     def _recording(
         self, kind: OperationKind, parcel: Parcel, payload: Payload | None, queue: str | None = None

@@ -24,6 +24,9 @@ from ..send_records import attempt_recorded
 from .attempts import Link, sleep
 from .lines import Line, ReroutedError
 
+#: What the primary returns: sequence numbers, if something was scheduled.
+Numbers = list[int] | None
+
 
 class Delivery:
     """The ways of one sender: the line to its entity, and those to the backlog queues it has used."""
@@ -48,7 +51,7 @@ class Delivery:
         self._backlog: dict[int, Line] = {}
         self._choice = pairing.new_choice()
 
-    def bring(self, parcel: Parcel, budget: Budget) -> tuple[str | None, list[int] | None]:
+    def bring(self, parcel: Parcel, budget: Budget) -> tuple[str | None, Numbers]:
         """Bring it where it is accepted: returns the path of the backlog queue, or None and what the primary returned.
 
         Raises:
@@ -88,7 +91,8 @@ class Delivery:
 
     # ---- the primary ----
 
-    def _to_primary(self, link: Link, parcel: Parcel, seconds: float) -> list[int] | None:
+    def _to_primary(self, link: Link, parcel: Parcel, seconds: float) -> Numbers:
+        # Not a coroutine itself: on the way of every send one less is felt.
         payload = parcel.payload
         if payload is None:
             payload = parcel.make_ready()
@@ -96,16 +100,16 @@ class Delivery:
             self._check_size(parcel)
         if parcel.is_batch:
             sdk_seam.suit(payload, link.sender)
-        if payload is not None and not self._is_recording:
-            link.make(link.sender.send_messages, payload, seconds=seconds)
-            return None
+        if payload is None or self._is_recording:
+            return self._recorded(link, parcel, payload, seconds)
+        return link.make(link.sender.send_messages, payload, seconds=seconds)
+
+    def _recorded(self, link: Link, parcel: Parcel, payload: Payload | None, seconds: float) -> Numbers:
         kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
         with self._recording(kind, parcel, payload):
-            if parcel.at is not None:
-                return link.make(link.sender.schedule_messages, list(parcel.messages), parcel.at, seconds=seconds)
             if payload is not None:
-                link.make(link.sender.send_messages, payload, seconds=seconds)
-            return None
+                return link.make(link.sender.send_messages, payload, seconds=seconds)
+            return link.make(link.sender.schedule_messages, list(parcel.messages), parcel.at, seconds=seconds)
 
     def _recording(
         self, kind: OperationKind, parcel: Parcel, payload: Payload | None, queue: str | None = None
