@@ -361,12 +361,19 @@ def test_a_difference_ends_it_with_1() -> None:
     assert json.loads(done.stdout.splitlines()[-1])["different"] == 1
 
 
+def _heed_interrupts() -> None:
+    """A program that a shell runs in the background inherits that Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_broken_off_it_removes_what_it_made() -> None:
     with twins() as running_twins:
         strings = (one.connection_string for one in running_twins)
         environment = os.environ | dict(zip(VARIABLES, strings, strict=True)) | {"ONLY": "a token is renewed"}
         command = [sys.executable, "-m", "scripts.live"]
-        with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_interrupts
+        ) as process:
             try:
                 eventually(lambda: running_twins[0].call(lambda: running_twins[0].namespace.entity_links()))
                 process.send_signal(signal.SIGINT)
