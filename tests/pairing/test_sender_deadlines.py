@@ -104,8 +104,6 @@ def test_an_opening_that_was_given_up_never_sends_later_and_leaves_nothing_behin
 
 @pytest.mark.parametrize("transport", [TransportType.Amqp, TransportType.AmqpOverWebsocket], ids=["tls", "websocket"])
 def test_a_black_hole_behind_tls_is_given_up_as_well(kind: str, transport: TransportType, tmp_path: Path) -> None:
-    if kind == "sync" and transport is TransportType.AmqpOverWebsocket:
-        pytest.importorskip("websocket")
     with Stage.set_up(certificate_folder=tmp_path) as stage:
         namespace = stage.primary.namespace
         assert namespace.certificate is not None
