@@ -123,14 +123,18 @@ def syphon(
     typer.echo(json.dumps(report.to_json()) if as_json else as_text(report))
     if writer is not None and writer.status().dropped_rows:
         typer.echo(f"twinbus syphon: {writer.status().dropped_rows} rows of the ledger are lost", err=True)
+    _conclude(report, queues, until_empty and work.is_stopped)
+
+
+def _conclude(report: DrainReport, queues: int, is_cut_short: bool) -> None:
+    """Exit with 1 unless everything was moved, and say why where the report does not."""
     if len(report.missing) == queues:
         typer.echo(f"twinbus syphon: none of the {queues} backlog queues exists: {report.missing[0]}, …", err=True)
-        raise typer.Exit(1)
-    if until_empty and work.is_stopped:
+    elif is_cut_short:
         typer.echo("twinbus syphon: stopped before the backlog was empty", err=True)
-        raise typer.Exit(1)
-    if not report.is_empty:
-        raise typer.Exit(1)
+    elif report.is_empty:
+        return
+    raise typer.Exit(1)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -25,7 +26,7 @@ _LARGE_ENVELOPE = 1024
 Payload = ServiceBusMessage | ServiceBusMessageBatch
 
 
-class Parcel:
+class Parcel(ABC):
     """The messages of one call.
 
     A message without an id is given one. After a success it is taken away again, so that the object, sent once more,
@@ -50,9 +51,9 @@ class Parcel:
         self.message_ids = message_ids
 
     @property
+    @abstractmethod
     def messages(self) -> Sequence[ServiceBusMessage]:
         """All of them, in their order."""
-        raise NotImplementedError
 
     def make_ready(self) -> Payload | None:
         """Make the payload, if there is to be one: what is scheduled has none. In a failover it is not needed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def outcome_future() -> tuple[asyncio.Future[None], OnOutcome]:
     return future, tell
 
 
-class Link:
+class Link(ABC):
     """Our end of one link.
 
     `error` says why it ended, and is None as long as it is attached. `pending` counts what waits for the peer's word.
@@ -92,8 +93,9 @@ class Link:
             self.give_up(LinkDetached("the link was given up before it was attached"))
             raise
 
+    @abstractmethod
     def attach_frame(self) -> amqp.Attach:
-        raise NotImplementedError
+        """What we ask the peer for."""
 
     def on_attach(self, attach: amqp.Attach) -> None:
         """The peer attached. Without a terminus on its side it only does so to say with a detach why not."""
@@ -103,6 +105,7 @@ class Link:
             self.confirmed(attach)
             self.attached.set_result(None)
 
+    @abstractmethod
     def confirmed(self, attach: amqp.Attach) -> None:
         """The link is there; these are the peer's terms."""
 
@@ -112,14 +115,15 @@ class Link:
         """A frame of a delivery arrived."""
         self.give_up(LinkDetached("the peer sent a transfer to a sender", "amqp:not-allowed"))
 
+    @abstractmethod
     def on_flow(self, flow: amqp.Flow) -> None:
         """The peer's credit or its wishes changed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write_flow(self) -> None:
         """Tell the peer what the credit is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wake(self) -> None:
         """There may be room to send."""
 
