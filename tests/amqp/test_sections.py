@@ -251,6 +251,28 @@ def test_a_missing_section_is_empty() -> None:
     assert section_value(b"") is None
 
 
+@given(TEXT, st.integers(0, 12), st.integers(1, 13))
+def test_an_id_with_nothing_after_it_is_read_as_any_other(name: str, nulls: int, upto: int) -> None:
+    fields = b"\xa1" + bytes([len(name.encode())]) + name.encode() + b"\x40" * nulls
+    raw = b"\x00\x53\x73\xc0" + bytes([len(fields) + 1, nulls + 1]) + fields
+    assert list_fields(raw, upto) == [name, *[None] * (upto - 1)]
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 6, 255])
+def test_an_id_whose_length_is_wrong_is_refused(length: int) -> None:
+    fields = b"\xa1" + bytes([length]) + b"abcde" + b"\x40"
+    raw = b"\x00\x53\x73\xc0" + bytes([len(fields) + 1, 2]) + fields
+    with pytest.raises(DecodeError):
+        list_fields(raw, 13)
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"\xc3"])
+def test_an_id_that_is_no_text_is_refused(name: bytes) -> None:
+    fields = b"\xa1" + bytes([len(name)]) + name + b"\x40"
+    with pytest.raises(DecodeError, match="text is not valid"):
+        list_fields(b"\x00\x53\x73\xc0" + bytes([len(fields) + 1, 2]) + fields, 13)
+
+
 @pytest.mark.parametrize("empty", [None, []])
 def test_null_or_an_empty_list_is_a_section_without_fields(empty: Any) -> None:
     raw = split_sections(section(sections.HEADER, empty)).header

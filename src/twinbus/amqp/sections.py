@@ -77,6 +77,8 @@ _ALLOWED = {
     VALUE: frozenset(range(256)),
     FOOTER: _MAP,
 }
+# What a properties section with nothing but an id is made of.
+_STR8, _NULLS, _NONE = b"\xa1", b"\x40" * 16, (None,) * 16
 # Sections whose value says in one byte, or in four, how long it is: nearly all. Calling `skip` costs more than they do.
 _NARROW, _WIDE = frozenset(b"\xa0\xc0\xc1"), frozenset(b"\xb0\xd0\xd1")
 _SHORT_TEXTS = {0xA1: "utf-8", 0xA3: "ascii"}  # strings and symbols of up to 255 bytes
@@ -201,6 +203,11 @@ def list_fields(section: bytes, upto: int) -> list[Any]:
     if count > kind.most:
         raise too_many(kind, count)
     try:
+        if code == PROPERTIES and section[pos : pos + 1] == _STR8:
+            end = pos + 2 + section[pos + 1]
+            if len(section) == end + count - 1 and section.endswith(_NULLS[: count - 1]):
+                # An id and nothing else, as most clients write it: nothing is left to decode.
+                return [str(section[pos + 2 : end], "utf-8"), *_NONE[: upto - 1]]
         fields, _ = decode_fields(kind, PLAIN, section, pos, min(count, upto), 1)
     except MALFORMED as error:
         raise malformed(error) from None

@@ -5,9 +5,9 @@ at all, units in the order they were submitted, and `done` runs on the event loo
 group is being written the next one collects, so the cost of a sync is shared by everything that waited for it.
 Reads happen on the event loop through a second connection, which sees only what is committed.
 
-Where a commit does not wait for the disk, a small group is written on the event loop itself: handing it to a thread
-and back would cost several times what the commit costs. The log is copied into the database by the thread alone, so
-that the loop never waits for a sync.
+A small group is written on the event loop itself as long as that is quick: handing it to a thread and back costs more
+than a commit, even one that waits for a good disk. A slow commit sends the next ones to the thread for a while. The
+log is copied into the database by the thread alone.
 
 How many messages a queue holds is counted in memory and written when the store closes: counting on disk would double
 the pages of a small commit. After a crash the messages themselves are counted, once, when the store is opened.
@@ -23,6 +23,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -49,6 +50,9 @@ CACHE_KIB = 16 * 1024
 PAGE_BYTES = 8192  # a page of the usual 4 KB holds three messages of 1 KB and wastes the rest
 CHECKPOINT_BYTES = 8 << 20  # written to the log before it is copied into the database
 INLINE_UNITS = 16
+# A commit that holds the event loop up for longer sends those of the next second to the thread.
+SLOW_COMMIT = 0.02
+SLOW_DISK_SECONDS = 1.0
 # What goes to the log, roughly: it takes whole pages, so a commit costs some whatever is in it.
 COMMIT_BYTES = 12 << 10
 CHANGE_BYTES = 1 << 10  # of a change that brings no message
@@ -140,7 +144,8 @@ class Store:
         self.path = folder / "namespace.db"
         self._lock = _lock_folder(folder)
         self.pending_bytes = 0
-        self._inline = durability is not Durability.FULL
+        self._syncs = durability is Durability.FULL
+        self._slow_until = 0.0
         self._logged = 0
         #: What has changed since the counters in the database were true, and how far sequence numbers are set aside.
         self._counters: dict[int, list[int]] = {}
@@ -239,10 +244,13 @@ class Store:
         self._collecting = True
 
     def write_collected(self) -> None:
-        """Write what was collected, at once if that is cheap: a turn of the event loop costs as much as a commit."""
+        """Write what was collected, at once if that is cheap: a turn of the event loop costs as much as a commit.
+
+        A sync is not cheap: it waits for the other connections that have something to write in this turn.
+        """
         self._collecting = False
         if self._waiting and not self._writing and not self._flush_scheduled:
-            if self._inline and len(self._waiting) <= INLINE_UNITS:
+            if not self._syncs and len(self._waiting) <= INLINE_UNITS:
                 self._flush()
             else:
                 self._flush_soon()
@@ -267,17 +275,23 @@ class Store:
         if self._writing or not self._waiting:
             return
         group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
-        if self._inline and len(group) <= INLINE_UNITS and self._logged < CHECKPOINT_BYTES:
+        began = time.monotonic()
+        if len(group) <= INLINE_UNITS and self._logged < CHECKPOINT_BYTES and began >= self._slow_until:
             failure = self._try_write(group)
+            self._judge_disk(time.monotonic() - began)
             if failure is None:
                 self._committed(group, [None] * len(group))
                 return
         self._writing = True
         self._handover.put(group)
 
+    def _judge_disk(self, seconds: float) -> None:
+        if seconds > SLOW_COMMIT:
+            self._slow_until = time.monotonic() + SLOW_DISK_SECONDS
+
     def _committed(self, group: list[Unit], errors: list[StoreError | None]) -> None:
         self._writing = False
-        if len(self._waiting) > INLINE_UNITS or not self._inline:
+        if len(self._waiting) > INLINE_UNITS or time.monotonic() < self._slow_until:
             self._flush()  # let the disk work while the callbacks run
         for (_, done, size), error in zip(group, errors, strict=True):
             self.pending_bytes -= size

@@ -12,6 +12,7 @@ import pytest
 from tests.broker.durability.tables import LOG
 from tests.broker.raw_client import Delivery, Gone, RawClient, Refused, encoded_message
 
+from twinbus.broker import store
 from twinbus.broker.config import NamespaceConfig
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.namespace import Namespace
@@ -32,15 +33,17 @@ class Writer:
         self._reached = threading.Event()
         self.failing = False
         self.groups: list[int] = []
-        monkeypatch.setattr(Store, "_write", lambda store, group: self._written(store, group))
+        # Everything is written by the thread, which can be made to wait; the event loop cannot.
+        monkeypatch.setattr(store, "INLINE_UNITS", 0)
+        monkeypatch.setattr(Store, "_write", lambda its_store, group: self._written(its_store, group))
 
-    def _written(self, store: Store, group: list[Unit]) -> None:
+    def _written(self, its_store: Store, group: list[Unit]) -> None:
         self._reached.set()
         assert self._may_write.wait(SECONDS)
         if self.failing and any(changes for changes, _, _ in group):
             raise sqlite3.OperationalError("made to fail")
         self.groups.append(len(group))
-        self._write(store, group)
+        self._write(its_store, group)
 
     def hold(self) -> None:
         """Let nothing be written from now on."""
@@ -64,7 +67,6 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
 
 @pytest.fixture
 async def namespace(writer: Writer, tmp_path: Path) -> AsyncIterator[Namespace]:
-    # At durability full everything is written by the thread, which can be made to wait.
     config = NamespaceConfig("contoso", port=0, durability=Durability.FULL)
     async with Namespace(config, data=tmp_path) as running:
         await running.create(QueueDescription(QUEUE))
@@ -213,28 +215,51 @@ async def test_a_change_that_cannot_be_written_fails_alone(namespace: Namespace)
 
 @pytest.mark.parametrize("durability", list(Durability))
 async def test_answers_come_in_the_order_of_the_commits(tmp_path: Path, durability: Durability) -> None:
-    store = Store(tmp_path, durability)
+    made = Store(tmp_path, durability)
     answered: list[int] = []
 
     def submit(number: int) -> None:
-        store.submit([Change(PUT_SETTING, (str(number), ""))], lambda error: answered.append(number))
+        made.submit([Change(PUT_SETTING, (str(number), ""))], lambda error: answered.append(number))
 
     many = 2 * INLINE_UNITS  # for the thread, and the last one perhaps not
     for number in range(many):
         submit(number)
     await asyncio.sleep(0)
     submit(many)
-    await store.commit([])
+    await made.commit([])
     assert answered == list(range(many + 1))
-    await store.close()
+    await made.close()
 
 
 async def test_the_log_stays_small_however_many_commits_there_are(tmp_path: Path) -> None:
-    store = Store(tmp_path, Durability.NORMAL)
+    made = Store(tmp_path, Durability.NORMAL)
     body = bytes(1000)
     for number in range(4000):
         row = (message_key(2, number), 0, None, 0, None, None, 0, len(body), None, None, None, body)
-        store.submit([Change(INSERT, row, 2, 1, 0, 0, len(body), number)], lambda error: None, len(body))
-        await store.commit([])
+        made.submit([Change(INSERT, row, 2, 1, 0, 0, len(body), number)], lambda error: None, len(body))
+        await made.commit([])
     assert (tmp_path / LOG).stat().st_size < 4 * CHECKPOINT_BYTES
-    await store.close()
+    await made.close()
+
+
+async def test_after_a_slow_commit_the_event_loop_leaves_the_next_ones_to_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    write = Store._write
+
+    def seen(its_store: Store, group: list[Unit]) -> None:
+        threads.append(threading.current_thread().name)
+        write(its_store, group)
+
+    monkeypatch.setattr(Store, "_write", seen)
+    made = Store(tmp_path, Durability.FULL)
+    change = [Change(PUT_SETTING, ("name", ""))]
+    monkeypatch.setattr(store, "SLOW_COMMIT", 60.0)
+    await made.commit(change)
+    monkeypatch.setattr(store, "SLOW_COMMIT", -1.0)  # as if the disk had taken its time
+    monkeypatch.setattr(store, "SLOW_DISK_SECONDS", 60.0)
+    await made.commit(change)
+    await made.commit(change)
+    assert threads == ["MainThread", "MainThread", "twinbus-store"]
+    await made.close()
