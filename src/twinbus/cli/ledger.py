@@ -16,6 +16,8 @@ from rich.table import Table
 from twinbus.ledger.errors import LedgerError, reason_of
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
 
+from .text import printable
+
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`, which the other commands do without
     from twinbus.ledger.reading import SetAside
 
@@ -159,10 +161,5 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             entity = f"{entity} → {row['destination']}"
         latency = "" if row["latency_us"] is None else f"{row['latency_us'] / 1000:.1f} ms"
         cells = [at, row["operation"], row["stage"], entity, row["outcome"], row["message_id"] or ""]
-        table.add_row(*map(_printable, [*cells, row["bytes"], row["count"], latency, row["error"] or ""]))
+        table.add_row(*map(printable, [*cells, row["bytes"], row["count"], latency, row["error"] or ""]))
     return table
-
-
-def _printable(value: object) -> str:
-    """Names and ids come from anywhere: they must not talk to the terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(value))
