@@ -13,6 +13,8 @@ from typer.main import get_group
 
 from twinbus import __version__
 
+from .settings import apply, settings
+
 #: Each command and where it lives: a function, or a `typer.Typer` of several commands.
 HOMES = {
     "serve": "serve:serve",
@@ -38,6 +40,7 @@ class Commands(Mapping[str, Any]):
             alone.command(name)(found)
             command = get_single(alone)
         command.name = name
+        apply(command, name, settings(frozenset(HOMES)))
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -50,8 +53,8 @@ class Commands(Mapping[str, Any]):
 class Loading(TyperGroup):
     """A group whose commands are loaded when they are needed."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**settings, "commands": Commands()})
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "commands": Commands()})
 
 
 app = typer.Typer(

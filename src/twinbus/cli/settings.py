@@ -1,0 +1,95 @@
+"""Settings from `twinbus.toml`: what an option is if neither the command line nor the environment says.
+
+primary = "Endpoint=sb://…"     # for every command that has such an option
+ledger = "./ledger"
+
+[syphon]                        # for one command
+rate = 500
+
+[pipeline.run]                  # for one of a group
+memory = "4g"
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup, TyperOption
+
+FILE = "twinbus.toml"
+VARIABLE = "TWINBUS_SETTINGS"
+#: What may stand above the tables: options that mean the same wherever they are.
+SHARED = ("ledger", "primary", "primary_name", "queues", "secondary")
+MAX_BYTES = 1 << 20
+
+
+class BadSettings(typer.BadParameter):
+    """The file cannot be used. Its message never holds a value: some are keys."""
+
+
+def settings(commands: Collection[str]) -> dict[str, Any]:
+    """What the file says; nothing if there is none. Raises `BadSettings`."""
+    named = os.environ.get(VARIABLE)
+    path = Path(named or FILE)
+    try:
+        if not named and not path.is_file():
+            return {}
+        if path.stat().st_size > MAX_BYTES:
+            raise BadSettings(f"{path}: must have at most {MAX_BYTES} bytes")
+        found = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise BadSettings(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else _without_values(error)
+        raise BadSettings(f"{path}: {why}") from None
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            if name not in commands:
+                raise BadSettings(f"{path}: [{name}] is not a command of twinbus")
+        elif name not in SHARED:
+            raise BadSettings(f"{path}: {name} must be in the table of a command, or one of {', '.join(SHARED)}")
+    return found
+
+
+def _without_values(error: tomllib.TOMLDecodeError) -> str:
+    """Where the mistake is. What it is may quote the line."""
+    place = str(error).rpartition("(at ")[2].rstrip(")")
+    return f"not valid TOML at {place}" if place else "not valid TOML"
+
+
+def apply(command: Any, name: str, found: Mapping[str, Any]) -> None:
+    """Let the settings be what the options of a command are if nobody gives them. Raises `BadSettings`."""
+    shared = {key: value for key, value in found.items() if not isinstance(value, Mapping)}
+    table = found.get(name, {})
+    _apply(command, name, shared, table if isinstance(table, Mapping) else {})
+
+
+def _apply(command: Any, where: str, shared: Mapping[str, Any], table: Mapping[str, Any]) -> None:
+    if isinstance(command, TyperGroup):
+        for name in table:
+            if name not in command.commands or not isinstance(table[name], Mapping):
+                raise BadSettings(f"{FILE}: [{where}] {name} is not a command of twinbus {where}")
+        for name, one in command.commands.items():
+            _apply(one, f"{where}.{name}", shared, table.get(name, {}))
+        return
+    options = {option.name: option for option in command.params if isinstance(option, TyperOption)}
+    for key, value in table.items():
+        option = options.get(key.replace("-", "_"))
+        if option is None:
+            raise BadSettings(f"{FILE}: [{where}] {key} is not an option of twinbus {where.replace('.', ' ')}")
+        _set(option, key, where, value)
+    for key, value in shared.items():
+        if key in options and key not in table:
+            _set(options[key], key, where, value)
+
+
+def _set(option: TyperOption, key: str, where: str, value: Any) -> None:
+    if isinstance(value, Mapping) or (isinstance(value, list) and not option.multiple):
+        raise BadSettings(f"{FILE}: {key} for twinbus {where} must be a single value")
+    option.default = value
+    option.show_default = False  # it may be a key

@@ -1,0 +1,117 @@
+"""`twinbus.toml`: below the command line and the environment, above the defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from twinbus.cli.main import app
+
+KEY = "c2VjcmV0"
+NOWHERE = f"Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("TWINBUS_PRIMARY", "TWINBUS_SECONDARY", "TWINBUS_LEDGER", "TWINBUS_SETTINGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=environment)
+
+
+def plain(output: str) -> str:
+    """The text of an error, without the box that it is drawn in."""
+    return " ".join(output.replace("│", " ").split())
+
+
+def polls(*arguments: str, **environment: str) -> int:
+    result = run("cost", "estimate", "--json", *arguments, **environment)
+    assert result.exit_code == 0, result.output
+    hour: int = json.loads(result.stdout)["polls"]["hour"]
+    return hour
+
+
+def test_without_a_file_the_defaults_hold() -> None:
+    assert polls() == 40
+
+
+def test_the_table_of_a_command_changes_its_defaults(folder: Path) -> None:
+    (folder / "twinbus.toml").write_text("[cost.estimate]\nbacklog-queues = 5\n")
+    assert polls() == 20
+
+
+def test_the_command_line_has_the_last_word(folder: Path) -> None:
+    (folder / "twinbus.toml").write_text("[cost.estimate]\nbacklog_queues = 5\n")
+    assert polls("--backlog-queues", "3") == 12
+
+
+def test_the_environment_stands_above_the_file(folder: Path) -> None:
+    (folder / "twinbus.toml").write_text(f'primary = "{NOWHERE}"\n')
+    assert "--secondary is missing" in run("backlog", "list").output
+    assert "--primary: " in run("backlog", "list", TWINBUS_PRIMARY="nonsense").output
+
+
+def test_what_stands_above_the_tables_is_for_every_command(folder: Path) -> None:
+    (folder / "twinbus.toml").write_text(f'primary = "{NOWHERE}"\nsecondary = "{NOWHERE}"\n')
+    for command in (("backlog", "list"), ("syphon", "--until-empty", "--primary-name", "x", "--queues", "0")):
+        assert "is missing" not in run(*command).output
+
+
+def test_another_file_can_be_named(folder: Path) -> None:
+    (folder / "other.toml").write_text("[cost.estimate]\nbacklog_queues = 2\n")
+    assert polls(TWINBUS_SETTINGS=str(folder / "other.toml")) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[syphon]\nrat = 5\n", "[syphon] rat is not an option of twinbus syphon"),
+        ("[cost.estimat]\nx = 1\n", "[cost] estimat is not a command of twinbus cost"),
+        ("[cost]\nestimate = 1\n", "[cost] estimate is not a command of twinbus cost"),
+        ("[sifon]\nrate = 5\n", "[sifon] is not a command of twinbus"),
+        (f'primry = "{KEY}"\n', "primry must be in the table of a command"),
+        (f'primary = ["{KEY}"]\n', "primary for twinbus"),
+        (f'primary = "{KEY}\n', "not valid TOML at line 1"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_without_its_values(folder: Path, text: str, says: str) -> None:
+    (folder / "twinbus.toml").write_text(text)
+    for command in (("syphon",), ("cost", "estimate")):
+        result = run(*command)
+        if says in plain(result.output):
+            assert result.exit_code == 2
+            break
+    else:
+        pytest.fail(result.output)
+    assert KEY not in result.output
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", None])
+def test_a_file_that_cannot_be_read_is_named(folder: Path, content: bytes | None) -> None:
+    path = folder / "some.toml"
+    if content is not None:
+        path.write_bytes(content)
+    result = run("cost", "estimate", TWINBUS_SETTINGS=str(path))
+    assert result.exit_code == 2
+    assert "some.toml" in plain(result.output).replace(" ", "")
+
+
+def test_a_value_of_the_wrong_kind_is_refused_as_on_the_command_line(folder: Path) -> None:
+    (folder / "twinbus.toml").write_text('[cost.estimate]\nbacklog_queues = "many"\n')
+    result = run("cost", "estimate")
+    assert result.exit_code == 2
+    assert "--backlog-queues" in result.output
+
+
+def test_help_shows_no_key_of_the_file(folder: Path) -> None:
+    (folder / "twinbus.toml").write_text(f'primary = "{NOWHERE}"\n')
+    result = run("syphon", "--help")
+    assert result.exit_code == 0
+    assert KEY not in result.output
