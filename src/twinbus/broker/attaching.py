@@ -154,7 +154,8 @@ def _open_request_link(channel: Channel, attach: amqp.Attach, address: Address) 
         entity = namespace.entities.resolve(address.path) if address.path else None
         if entity is None:
             raise not_found(address.path or MANAGEMENT)
-        require(channel, entity.path, Right.LISTEN, Right.SEND, Right.MANAGE)
+        if not any(channel.connection.allows_management(entity.path, right) for right in Right):
+            raise BrokerError(UNAUTHORIZED, missing_right(Right.LISTEN, entity.path).message)
         node = ManagementNode(namespace, entity)
     link: Link
     if attach.role is amqp.ROLE_SENDER:

@@ -112,7 +112,7 @@ _DURATIONS = frozenset(
     }
 )
 # The name is the table's own; policies have a table of their own; the service alone says what is available.
-_NOT_FOR_FILES = frozenset({"path", "topic", "name", "authorization_rules", "availability_status"})
+_NOT_FOR_FILES = frozenset({"path", "topic", "name", "authorization_rules", "availability_status", "rules"})
 
 _Described = TypeVar("_Described", QueueDescription, TopicDescription)
 

@@ -409,10 +409,14 @@ class Connection(asyncio.Protocol):
         now = self.namespace.clock()
         return any(grant.expires_at > now and grant.allows(path, right) for grant in self.grants.values())
 
+    def allows_management(self, path: str, right: Right) -> bool:
+        """The same for requests to an entity's management node, for which some clients bring a token of its own."""
+        return self.allows(f"{path}/$management", right)
+
     def expire_tokens(self, path: str, error: BrokerError) -> None:
         """Forget the tokens that reach this path, and detach its links."""
         for audience, grant in list(self.grants.items()):
-            if grant.covers(path):
+            if grant.covers(path) or grant.covers(f"{path}/$management"):
                 del self.grants[audience]
         for channel in list(self.channels.values()):
             for link in list(channel.links.values()):

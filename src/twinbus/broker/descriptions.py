@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from twinbus.broker import bounds
 from twinbus.broker.bounds import SUBSCRIPTIONS_SEGMENT, EntityStatus, InvalidDescription, Tier
 from twinbus.broker.durations import MAX_TICKS, TICKS_PER_MINUTE
+from twinbus.broker.rules.descriptions import MAX_RULES, RuleDescription
 from twinbus.broker.security import MAX_KEY_LENGTH, MAX_POLICY_NAME_LENGTH, Right
 
 __all__ = [
@@ -59,6 +60,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "float | None": (int, float, NoneType),
     "frozenset[Right]": (list,),
     "tuple[AuthorizationRule, ...]": (list,),
+    "tuple[RuleDescription, ...]": (list,),
 }
 
 
@@ -216,6 +218,7 @@ class SubscriptionDescription(_AsJson):
     auto_delete_on_idle: int = MAX_TICKS
     availability_status: str = "Available"
     user_metadata: str | None = None
+    rules: tuple[RuleDescription, ...] = (RuleDescription(),)
 
     KIND: ClassVar[str] = "Subscription"
     #: Settled when the subscription is created.
@@ -232,6 +235,12 @@ class SubscriptionDescription(_AsJson):
         bounds.check_subscription_name("name", self.name)
         _check_received(self)
         _check_any(self)
+        if len(self.rules) > MAX_RULES:
+            raise InvalidDescription("rules", f"A subscription can have at most {MAX_RULES} rules.")
+        if len({rule.name.lower() for rule in self.rules}) < len(self.rules):
+            raise InvalidDescription("rules", "Each rule must have a name of its own.")
+        for rule in self.rules:
+            rule.validate()
 
 
 AnyDescription = QueueDescription | TopicDescription | SubscriptionDescription
@@ -329,6 +338,8 @@ def _to_json(value: Any) -> Any:
 def _from_json(name: str, value: Any) -> Any:
     if name == "authorization_rules":
         return tuple(AuthorizationRule.from_json(rule) for rule in value)
+    if name == "rules":
+        return tuple(RuleDescription.from_json(rule) for rule in value)
     if name == "rights":
         try:
             return frozenset(Right(right) for right in value)

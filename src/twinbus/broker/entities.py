@@ -24,6 +24,7 @@ from .durations import MAX_TICKS
 from .errors import ENTITY_DISABLED, BrokerError
 from .inbox import TICKS_PER_MS, Counters, Environment, Limits, ttl_ms
 from .queue import Queue
+from .rules.ruleset import RuleSet
 from .schema import PUT_ENTITY, PUT_SETTING, Change, delete_entity, delete_queue, stored_queues
 from .security import AccessPolicy, Right
 from .session_queue import SessionQueue
@@ -140,6 +141,7 @@ def limits_of(description: AnyDescription, max_message_bytes: int) -> Limits:
         max_delivery_count=getattr(description, "max_delivery_count", 10),
         dead_letter_expired=getattr(description, "dead_lettering_on_message_expiration", False),
         duplicate_window_ms=window,
+        dead_letter_failures=getattr(description, "dead_lettering_on_filter_evaluation_exceptions", False),
     )
 
 
@@ -275,6 +277,8 @@ class Entities:
             entity.description, entity.updated_at = before, before_at
             raise
         entity.queue.limits = limits_of(description, self._max_message_bytes)
+        if isinstance(description, SubscriptionDescription):
+            entity.queue.rules = RuleSet(description.rules)
         if entity.queue.dead_letter is not None:
             entity.queue.dead_letter.limits = dead_letter_limits(entity.queue.limits)
         return entity  # type: ignore[no-any-return]
@@ -343,6 +347,7 @@ class Entities:
             topic.subscriptions[description.name.lower()] = entity
             assert isinstance(topic.queue, Topic)
             topic.queue.subscriptions[description.name.lower()] = queue
+            queue.rules = RuleSet(description.rules)
         for one in entity.queues():
             self._by_key[one.key] = one
         return entity

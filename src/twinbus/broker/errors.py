@@ -25,6 +25,7 @@ STOLEN = "amqp:link:stolen"
 SERVER_BUSY = "com.microsoft:server-busy"
 TIMEOUT = "com.microsoft:timeout"
 ENTITY_DISABLED = "com.microsoft:entity-disabled"
+ENTITY_EXISTS = "com.microsoft:entity-already-exists"
 MESSAGE_LOCK_LOST = "com.microsoft:message-lock-lost"
 MESSAGE_NOT_FOUND = "com.microsoft:message-not-found"
 SESSION_LOCK_LOST = "com.microsoft:session-lock-lost"
@@ -48,6 +49,7 @@ STATUS = {
     MESSAGE_LOCK_LOST: 410,
     SESSION_LOCK_LOST: 410,
     SESSION_CANNOT_BE_LOCKED: 409,
+    ENTITY_EXISTS: 409,
     MESSAGE_TOO_LARGE: 413,
     QUOTA_EXCEEDED: 403,
     ENTITY_DISABLED: 403,

@@ -48,6 +48,8 @@ class Limits:
     max_delivery_count: int
     dead_letter_expired: bool
     duplicate_window_ms: int | None
+    #: Of a subscription: what becomes of messages that its rules cannot be asked about.
+    dead_letter_failures: bool = False
 
 
 @dataclass(slots=True)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp.types import Array, DecodeError, Int, Timestamp
 
-from .entities import Node, TopicEntity
+from .descriptions import SubscriptionDescription
+from .entities import Node, SubscriptionEntity, TopicEntity
 from .errors import (
     ARGUMENT_ERROR,
     DECODE_ERROR,
+    ENTITY_EXISTS,
     NOT_ALLOWED,
+    NOT_FOUND,
     NOT_IMPLEMENTED,
     OUT_OF_RANGE,
     UNAUTHORIZED,
@@ -25,6 +29,8 @@ from .links import OutgoingLink
 from .message import Arrival, Message
 from .queue import Queue
 from .requests import Request, Response, Subject
+from .rules.descriptions import MAX_RULES
+from .rules.wire import read_rule, write_rule
 from .security import Right, missing_right
 from .session_queue import SessionQueue
 
@@ -139,6 +145,9 @@ class ManagementNode:
             "set-session-state": (Right.LISTEN, self._set_session_state),
             "renew-session-lock": (Right.LISTEN, self._renew_session_lock),
             "get-message-sessions": (Right.LISTEN, self._get_message_sessions),
+            "add-rule": (Right.LISTEN, self._add_rule),
+            "remove-rule": (Right.LISTEN, self._remove_rule),
+            "enumerate-rules": (Right.LISTEN, self._enumerate_rules),
         }
 
     @property
@@ -156,7 +165,7 @@ class ManagementNode:
         if operation is None or not name.startswith(PREFIX):
             raise BrokerError(NOT_IMPLEMENTED, f"The operation '{name}' is not supported.")
         right, handler = operation
-        if not connection.allows(self._node.path, right):
+        if not connection.allows_management(self._node.path, right):
             raise BrokerError(UNAUTHORIZED, missing_right(right, self._node.path).message)
         if not self._namespace.throttle.admits(1):
             raise self._namespace.throttle.busy()
@@ -308,6 +317,44 @@ class ManagementNode:
         if not found:
             return Response(204, "No sessions", condition="com.microsoft:session-not-found")
         return Response(200, "OK", {"skip": Int(skip), "sessions-ids": Array(_ARRAY_STRING, found)})
+
+    # ---- rules ----
+
+    def _subscription(self) -> SubscriptionDescription:
+        entity = self._node.entity
+        if not isinstance(entity, SubscriptionEntity) or self._node.is_dead_letter:
+            raise BrokerError(NOT_ALLOWED, f"'{self._node.path}' is not a subscription: it has no rules.")
+        return entity.description
+
+    async def _add_rule(self, body: Body, link: OutgoingLink | None) -> Response:
+        owner, name = self._subscription(), body.text("rule-name")
+        if any(rule.name.lower() == name.lower() for rule in owner.rules):
+            raise BrokerError(ENTITY_EXISTS, f"'{owner.path}' has a rule '{name}' already.")
+        try:
+            rule = read_rule(name, body.get("rule-description"), self._queue.env.now_ms() / 1000)
+            changed = replace(owner, rules=(*owner.rules, rule))
+            changed.validate()
+        except ValueError as error:
+            raise BrokerError(ARGUMENT_ERROR, str(error)) from error
+        await self._namespace.update_subscription(changed)
+        return Response(200, "OK")
+
+    async def _remove_rule(self, body: Body, link: OutgoingLink | None) -> Response:
+        owner, name = self._subscription(), body.text("rule-name")
+        kept = tuple(rule for rule in owner.rules if rule.name.lower() != name.lower())
+        if len(kept) == len(owner.rules):
+            raise BrokerError(NOT_FOUND, f"'{owner.path}' has no rule '{name}'.")
+        await self._namespace.update_subscription(replace(owner, rules=kept))
+        return Response(200, "OK")
+
+    async def _enumerate_rules(self, body: Body, link: OutgoingLink | None) -> Response:
+        owner = self._subscription()
+        skip = body.integer("skip", 0, (1 << 31) - 1, default=0)
+        top = min(body.integer("top", 1, (1 << 31) - 1, default=MAX_RULES), MAX_RULES)
+        found = owner.rules[skip : skip + top]
+        if not found:
+            return Response(204, "No rules")
+        return Response(200, "OK", {"rules": [{"rule-description": write_rule(rule)} for rule in found]})
 
 
 def _associated_link(request: Request, connection: Connection) -> OutgoingLink | None:

@@ -113,6 +113,13 @@ class Message:
             and self.state == _ACTIVE
         )
 
+    def rewrite(self, bare: bytes) -> None:
+        """Put other bytes in the place of what the sender wrote."""
+        self.size += len(bare) - len(self.bare)
+        self.bare = bare
+        session = sections.list_fields(sections.split_sections(bare).properties, 11)[10]
+        self.session = None if session is None else _checked("session id", session)
+
     def insertion(self, queue: int) -> Change:
         """The change that stores this message in a queue."""
         state = self.state

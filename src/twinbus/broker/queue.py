@@ -16,6 +16,7 @@ from .errors import MESSAGE_NOT_FOUND, BrokerError, message_lock_lost
 from .inbox import RETRY_SECONDS, Counters, Done, Environment, Inbox, Limits, store_failure
 from .locks import Lock, LockTable
 from .message import Message, with_application_properties
+from .rules.ruleset import RuleSet
 from .schema import MAX_SEQUENCE, SET_BARE, SET_DELIVERY_COUNT, SET_STATE, Change, State, message_key
 from .store import StoreError
 from .window import Window, read_message
@@ -58,6 +59,8 @@ class Queue(Inbox):
     ) -> None:
         super().__init__(key, path, limits, environment, counters)
         self.dead_letter = dead_letter
+        #: Of a subscription: which messages of the topic it gets.
+        self.rules: RuleSet | None = None
         self.receivers: set[Receiver] = set()
         self._locks = LockTable()
         self._newest = counters.last_sequence

@@ -228,7 +228,7 @@ class RequestLink(CreditedLink):
         idle = self.connection.profile.link_idle
         if idle is not None and now - self.last_transfer > idle:
             self._detach_both(idle_too_long(self, "management", "AmqpControlProtocolClient", idle))
-        elif not any(self.connection.allows(self.path, right) for right in Right):
+        elif not any(self.connection.allows_management(self.path, right) for right in Right):
             self._detach_both(token_expired(self.path))
 
     def _detach_both(self, error: BrokerError) -> None:

@@ -1,13 +1,17 @@
-"""A topic: what is sent to it goes to every subscription, in one commit."""
+"""A topic: what is sent to it goes to every subscription whose rules let it pass, in one commit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from .errors import BrokerError
 from .inbox import Counters, Done, Environment, Limits, Remembered
-from .message import Arrival, Message
+from .message import Arrival, Message, with_application_properties
 from .queue import Queue
+from .rules.ruleset import Failure
+from .rules.subject import MessageSubject, facts_of
 from .schema import Change, State
 from .store import StoreError
 
@@ -49,16 +53,14 @@ class Topic(Queue):
                 changes.append(message.insertion(self.key))
             else:
                 self.activity.received += 1
-                for subscription in self.subscriptions.values():
-                    ttl = _shorter(self.limits.default_ttl_ms, subscription.limits.default_ttl_ms)
-                    copy = arrival.stored(subscription.next_sequence(), now, State.ACTIVE, ttl)
-                    copies.append((subscription, copy))
-                    changes.append(copy.insertion(subscription.key))
+                copies += self._shared(arrival.bare, arrival.annotations, now, partial(self._copied, arrival, now))
+
+        changes += [copy.insertion(queue.key) for queue, copy in copies]
 
         def committed(error: BrokerError | None) -> None:
             if error is None:
-                for subscription, copy in copies:
-                    subscription.arrived(copy)
+                for queue, copy in copies:
+                    queue.arrived(copy)
             done(error)
 
         size = sum(copy.size for _, copy in copies)
@@ -69,23 +71,60 @@ class Topic(Queue):
         message = self._due(sequence)
         if message is None:
             return
-        changes = [self._removal(message, State.SCHEDULED)]
-        copies = []
-        for subscription in self.subscriptions.values():
-            copy = subscription.activated(message)
-            copies.append((subscription, copy))
-            changes.append(copy.insertion(subscription.key))
+        copies = self._shared(
+            message.bare, message.annotations, self.env.now_ms(), lambda queue: queue.activated(message)
+        )
+        changes = [self._removal(message, State.SCHEDULED), *(copy.insertion(queue.key) for queue, copy in copies)]
 
         def committed(error: StoreError | None) -> None:
             self._held.discard(sequence)
             if error is None:
                 self._forget(State.SCHEDULED, message.size)
-                for subscription, copy in copies:
-                    subscription.arrived(copy)
+                for queue, copy in copies:
+                    queue.arrived(copy)
             else:
                 self.watch_later(message)
 
-        self.env.store.submit(changes, committed, len(copies) * message.size)
+        self.env.store.submit(changes, committed, sum(copy.size for _, copy in copies))
+
+    def _copied(self, arrival: Arrival, now: int, queue: Queue) -> Message:
+        """A message as a subscription keeps it."""
+        ttl = _shorter(self.limits.default_ttl_ms, queue.limits.default_ttl_ms)
+        return arrival.stored(queue.next_sequence(), now, State.ACTIVE, ttl)
+
+    def _shared(
+        self, bare: bytes, annotations: bytes | None, now: int, make: Callable[[Queue], Message]
+    ) -> list[tuple[Queue, Message]]:
+        """What each subscription gets of a message, by its rules; `make` is a copy for one, as it was sent."""
+        subject: MessageSubject | None = None
+        shares: list[tuple[Queue, Message]] = []
+        for subscription in self.subscriptions.values():
+            rules = subscription.rules
+            if rules is None or rules.lets_all_through:
+                shares.append((subscription, make(subscription)))
+                continue
+            if subject is None:
+                subject = MessageSubject(bare, facts_of(annotations, now, len(bare)))
+            verdict = rules.judge(subject)
+            for changed in verdict.copies:
+                copy = make(subscription)
+                if changed is not bare:
+                    copy.rewrite(changed)
+                shares.append((subscription, copy))
+            dead_letter = subscription.dead_letter
+            if verdict.failures and dead_letter is not None and subscription.limits.dead_letter_failures:
+                copy = make(dead_letter)
+                copy.expires_at = None
+                copy.rewrite(with_application_properties(bare, _reason(verdict.failures[0])))
+                shares.append((dead_letter, copy))
+        return shares
+
+
+def _reason(failure: Failure) -> dict[str, Any]:
+    return {
+        "DeadLetterReason": "FilterEvaluationException",
+        "DeadLetterErrorDescription": f"The rule '{failure.rule}' could not be evaluated: {failure.why}.",
+    }
 
 
 def _shorter(first: int | None, second: int | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
@@ -14,6 +15,7 @@ from tests.broker.entity_strategies import DESCRIPTIONS
 from twinbus.broker.admin import atom, markup
 from twinbus.broker.admin.address import Address
 from twinbus.broker.admin.properties import format_time, read_properties
+from twinbus.broker.admin.rules import read_rule, write_rule
 from twinbus.broker.descriptions import (
     AnyDescription,
     Counts,
@@ -22,6 +24,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.broker.rules.descriptions import Correlation, FilterKind, RuleDescription, Sql, Value
 
 ADDRESS = Address("https", "127.0.0.1:5672", "2024-05")
 DOCUMENT = atom.Document(ADDRESS, "contoso", 1_800_000_000.0, 256)
@@ -199,13 +202,69 @@ def test_an_error_may_quote_anything(detail: str) -> None:
     assert len(root.findtext("Detail") or "") == len(detail)
 
 
-def test_only_a_filter_that_lets_everything_through_is_no_filter() -> None:
-    def subscription(filter_type: str) -> ET.Element:
-        return ET.fromstring(
-            f'<S xmlns="{SB[1:-1]}" xmlns:i="http://www.w3.org/2001/XMLSchema-instance">'
-            f'<DefaultRuleDescription><Filter i:type="{filter_type}"/></DefaultRuleDescription></S>'
-        )
+def subscription(rule: str) -> ET.Element:
+    return ET.fromstring(
+        f'<S xmlns="{SB[1:-1]}" xmlns:i="http://www.w3.org/2001/XMLSchema-instance"'
+        f' xmlns:x="http://www.w3.org/2001/XMLSchema">{rule}</S>'
+    )
 
-    assert not atom.has_filter(ET.fromstring(f'<S xmlns="{SB[1:-1]}"/>'))
-    assert not atom.has_filter(subscription("TrueFilter"))
-    assert atom.has_filter(subscription("SqlFilter"))
+
+def test_a_subscription_may_come_with_its_first_rule() -> None:
+    assert atom.default_rule_in(subscription("")) is None
+    found = atom.default_rule_in(subscription("<DefaultRuleDescription/>"))
+    assert found is not None
+    assert read_rule(found, None, 5.0) == RuleDescription(created_at=5.0)
+
+
+VALUE = st.one_of(
+    st.builds(Value, st.just("string"), st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1)),
+    st.builds(lambda number: Value("int", str(number)), st.integers(-(1 << 31), (1 << 31) - 1)),
+    st.builds(lambda truth: Value("boolean", str(truth).lower()), st.booleans()),
+    st.builds(lambda number: Value("double", repr(number)), st.floats(allow_nan=False)),
+)
+TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zs", "Zl", "Zp"]), min_size=1, max_size=20)
+VALUES = st.dictionaries(TEXT, VALUE, max_size=4).map(lambda found: tuple(found.items()))
+FILTERS = st.one_of(
+    st.builds(lambda values: (FilterKind.SQL, Sql("a = 1", values)), VALUES),
+    st.builds(
+        lambda label, values: (FilterKind.CORRELATION, Correlation(label=label, properties=values)), TEXT, VALUES
+    ),
+    st.just((FilterKind.TRUE, Sql("1=1"))),
+    st.just((FilterKind.FALSE, Sql("1=0"))),
+)
+
+
+@given(FILTERS, st.none() | st.builds(lambda values: Sql("SET a = 1", values), VALUES))
+def test_a_rule_is_read_as_it_was_written(kind: tuple[FilterKind, Sql | Correlation], action: Sql | None) -> None:
+    rule = RuleDescription("mine", kind[1], kind[0], action, 7.0)
+    read = read_rule(ET.fromstring(ET.tostring(write_rule(rule))), "mine", 7.0)
+    assert read == rule
+    assert RuleDescription.from_json(json.loads(json.dumps(rule.to_json()))) == rule
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ('<Filter i:type="ExoticFilter"/>', "A filter must be one of"),
+        ("<Filter/>", "A filter must be one of"),
+        ('<Filter i:type="SqlFilter"/>', "must have an SqlExpression"),
+        ('<Filter i:type="SqlFilter"><SqlExpression>a =</SqlExpression></Filter>', "At position 4"),
+        ('<Filter i:type="CorrelationFilter"/>', "at least one property"),
+        ('<Action i:type="SqlRuleAction"/>', "An action must be"),
+        ('<Action i:type="SqlRuleAction"><SqlExpression>DROP x</SqlExpression></Action>', "SET is wanted"),
+        ("<Name>other</Name>", "in the address"),
+        (
+            '<Filter i:type="CorrelationFilter"><Properties><KeyValueOfstringanyType><Key>a</Key>'
+            '<Value i:type="x:int">many</Value></KeyValueOfstringanyType></Properties></Filter>',
+            "has a parameter that is not",
+        ),
+        (
+            '<Filter i:type="CorrelationFilter"><Properties><KeyValueOfstringanyType><Key>a</Key>'
+            "</KeyValueOfstringanyType></Properties></Filter>",
+            "must have a value",
+        ),
+    ],
+)
+def test_a_rule_that_is_none_is_refused(rule: str, says: str) -> None:
+    with pytest.raises(InvalidDescription, match=says):
+        read_rule(subscription(rule), "mine", 0.0)

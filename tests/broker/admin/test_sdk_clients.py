@@ -12,7 +12,7 @@ from azure.core.exceptions import (
     ResourceExistsError,
     ResourceNotFoundError,
 )
-from azure.servicebus.management import AuthorizationRule
+from azure.servicebus.management import AuthorizationRule, TrueRuleFilter
 from tests.broker.admin.conftest import NOW, Served
 from tests.broker.admin.memory_registry import MemoryTopic
 
@@ -305,12 +305,13 @@ def test_the_namespace_says_its_name_and_tier(admin: Any) -> None:
     assert properties.created_at_utc == CREATED
 
 
-def test_rules_are_not_there_yet_and_the_answer_says_so(admin: Any) -> None:
+def test_a_new_subscription_has_a_rule_that_lets_everything_through(admin: Any) -> None:
     admin.create_topic("prices")
     admin.create_subscription("prices", "audit")
-    with pytest.raises(HttpResponseError, match="not supported: every message is delivered") as caught:
-        list(admin.list_rules("prices", "audit"))
-    assert caught.value.status_code == 501
+    (rule,) = admin.list_rules("prices", "audit")
+    assert rule.name == "$Default"
+    assert isinstance(rule.filter, TrueRuleFilter)
+    assert rule.action is None
 
 
 def test_a_wrong_key_is_refused(served: Served) -> None:

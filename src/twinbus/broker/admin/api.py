@@ -4,6 +4,7 @@ PUT     /{path}                             create; with `If-Match: *`, update
 GET     /{path}                             properties and what the entity holds
 DELETE  /{path}
 ...     /{topic}/subscriptions/{name}       the same for a subscription
+...     /{topic}/subscriptions/{name}/rules/{rule}
 GET     /{topic}/subscriptions              lists, a page at a time: `$skip`, `$top`
 GET     /$Resources/queues, /$Resources/topics
 GET     /$namespaceinfo
@@ -34,6 +35,7 @@ from twinbus.broker.admin.registry import (
     TopicView,
     as_topic,
 )
+from twinbus.broker.admin.rules import read_rule
 from twinbus.broker.bounds import SUBSCRIPTIONS_SEGMENT
 from twinbus.broker.descriptions import (
     AnyDescription,
@@ -45,6 +47,7 @@ from twinbus.broker.descriptions import (
     with_rule_times,
     with_size_of_partitions,
 )
+from twinbus.broker.rules.descriptions import RuleDescription
 from twinbus.broker.security import Right
 
 MAX_ENTITIES = 10_000
@@ -103,14 +106,15 @@ class AdministrationApi:
             "PUT": self._put_subscription,
             "DELETE": self._delete_subscription,
         }
-        rules: dict[str, _Operation] = dict.fromkeys(("GET", "PUT", "DELETE"), _no_rules)
+        rule: dict[str, _Operation] = {"GET": self._get_rule, "PUT": self._put_rule, "DELETE": self._delete_rule}
         return [
             (_pattern(r"\$namespaceinfo"), {"GET": self._get_namespace}),
             (_pattern(r"\$Resources/queues"), {"GET": self._list_queues}),
             (_pattern(r"\$Resources/topics"), {"GET": self._list_topics}),
             (_pattern(r"(?P<topic>.+)/subscriptions"), {"GET": self._list_subscriptions}),
             (_pattern(r"(?P<topic>.+)/subscriptions/(?P<name>[^/]+)"), subscription),
-            (_pattern(r"(?P<topic>.+)/subscriptions/(?P<name>[^/]+)/rules(/[^/]+)?"), rules),
+            (_pattern(r"(?P<topic>.+)/subscriptions/(?P<name>[^/]+)/rules"), {"GET": self._list_rules}),
+            (_pattern(r"(?P<topic>.+)/subscriptions/(?P<name>[^/]+)/rules/(?P<rule>[^/]+)"), rule),
             (_pattern(r"(?P<path>.*)"), entity),
         ]
 
@@ -199,19 +203,19 @@ class AdministrationApi:
         topic, name = self._topic(call.target["topic"]), call.target["name"]
         if atom.kind_of(found) != "SubscriptionDescription":
             raise Refusal(400, f"SubCode=40000. Expected SubscriptionDescription, not {atom.kind_of(found)}.")
-        if atom.has_filter(found):
-            raise Refusal(501, "A default rule with a filter is not supported: every message is delivered.")
         if not is_update(call.request):
             base = SubscriptionDescription(topic.description.path, name)
             if name.lower() in topic.subscriptions:
                 raise EntityExists(base.path)
             if len(topic.subscriptions) >= MAX_SUBSCRIPTIONS_PER_TOPIC:
                 raise Refusal(403, f"A topic can have at most {MAX_SUBSCRIPTIONS_PER_TOPIC} subscriptions.")
-            description = self._read(call, base, None, found)
+            first = atom.default_rule_in(found)
+            rule = RuleDescription(created_at=self._clock()) if first is None else read_rule(first, None, self._clock())
+            description = self._read(call, replace(base, rules=(rule,)), None, found)
             self._check(call, None, description)
             return _entry(call.document.entity(await self._registry.create_subscription(description)), 201)
         before = self._subscription(topic.description.path, name).description
-        base = SubscriptionDescription(before.topic, before.name)
+        base = SubscriptionDescription(before.topic, before.name, rules=before.rules)
         description = self._read(call, base, before, found)
         self._check(call, before, description)
         return _entry(call.document.entity(await self._registry.update_subscription(description)))
@@ -219,6 +223,55 @@ class AdministrationApi:
     async def _delete_subscription(self, call: _Call) -> web.Response:
         await self._registry.delete_subscription(call.target["topic"], call.target["name"])
         return web.Response()
+
+    # ---- rules ----
+
+    async def _list_rules(self, call: _Call) -> web.Response:
+        owner = self._subscription(call.target["topic"], call.target["name"]).description
+        rules = sorted(owner.rules, key=lambda rule: rule.name)
+        skip, top = page_of(call.request)
+        more = top > 0 and len(rules) > skip + top
+        return _feed(call.document.rules(owner.path, rules[skip : skip + top], skip, top, more))
+
+    async def _get_rule(self, call: _Call) -> web.Response:
+        owner, rule = self._rule(call)
+        if rule is None:
+            raise EntityNotFound(f"{owner.path}/Rules/{call.target['rule']}")
+        return _entry(call.document.rule(owner.path, rule))
+
+    async def _put_rule(self, call: _Call) -> web.Response:
+        found = atom.description_in(await body_of(call.request))
+        if atom.kind_of(found) != "RuleDescription":
+            raise Refusal(400, f"SubCode=40000. Expected RuleDescription, not {atom.kind_of(found)}.")
+        owner, before = self._rule(call)
+        path = f"{owner.path}/Rules/{call.target['rule']}"
+        if is_update(call.request) and before is None:
+            raise EntityNotFound(path)
+        if not is_update(call.request) and before is not None:
+            raise EntityExists(path)
+        rule = read_rule(found, call.target["rule"], self._clock() if before is None else before.created_at)
+        others = tuple(one for one in owner.rules if one is not before)
+        await self._with_rules(owner, (*others, rule))
+        return _entry(call.document.rule(owner.path, rule), 200 if before else 201)
+
+    async def _delete_rule(self, call: _Call) -> web.Response:
+        owner, rule = self._rule(call)
+        if rule is None:
+            raise EntityNotFound(f"{owner.path}/Rules/{call.target['rule']}")
+        await self._with_rules(owner, tuple(one for one in owner.rules if one is not rule))
+        return web.Response()
+
+    def _rule(self, call: _Call) -> tuple[SubscriptionDescription, RuleDescription | None]:
+        owner = self._subscription(call.target["topic"], call.target["name"]).description
+        wanted = call.target["rule"].lower()
+        return owner, next((rule for rule in owner.rules if rule.name.lower() == wanted), None)
+
+    async def _with_rules(self, owner: SubscriptionDescription, rules: tuple[RuleDescription, ...]) -> None:
+        description = replace(owner, rules=rules)
+        description.validate(self._tier)
+        await self._registry.update_subscription(description)
+
+    # ---- finding and checking ----
 
     def _topic(self, path: str) -> TopicView:
         view = self._registry.find(path)
@@ -279,10 +332,6 @@ class AdministrationApi:
             if self._registry.find(target) is None:
                 detail = f"The auto forwarding destination entity '{target}' does not exist."
                 raise Refusal(400, f"SubCode=40400. {detail}")
-
-
-async def _no_rules(call: _Call) -> web.Response:
-    raise Refusal(501, "Rules of subscriptions are not supported: every message is delivered.")
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -20,8 +20,10 @@ from twinbus.broker.admin.properties import (
     write_properties,
 )
 from twinbus.broker.admin.registry import QueueView, SubscriptionView, TopicView, as_topic
+from twinbus.broker.admin.rules import write_rule
 from twinbus.broker.bounds import NOT_XML
 from twinbus.broker.descriptions import Counts, SubscriptionDescription, Tier
+from twinbus.broker.rules.descriptions import FilterKind, RuleDescription
 
 ATOM = "http://www.w3.org/2005/Atom"
 _COUNTS = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
@@ -58,10 +60,9 @@ def kind_of(description: ET.Element) -> str:
     return description.tag.removeprefix(_SB)
 
 
-def has_filter(description: ET.Element) -> bool:
-    """Whether a subscription comes with a first rule that does not let every message through."""
-    found = description.find(f"{_SB}DefaultRuleDescription/{_SB}Filter")
-    return found is not None and found.get(f"{{{SCHEMA_INSTANCE}}}type", "").rpartition(":")[2] != "TrueFilter"
+def default_rule_in(description: ET.Element) -> ET.Element | None:
+    """The first rule that a new subscription comes with, if it is not the usual one."""
+    return description.find(f"{_SB}DefaultRuleDescription")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,32 @@ class Document:
         return markup.serialize(entry)
 
     def listing(self, title: str, path: str, views: Sequence[AnyView], skip: int, top: int, more: bool) -> bytes:
-        """A page of a list. The link to the next one must come second: the SDK looks for it there."""
+        """A page of a list."""
+        return self._page(title, path, [self._entry(view) for view in views], skip, top, more)
+
+    def _page(self, title: str, path: str, entries: list[ET.Element], skip: int, top: int, more: bool) -> bytes:
+        """The link to the next page must come second: the SDK looks for it there."""
         feed = self._feed(title, self.address.url(path, skip=skip, top=top))
         if more:
             following = self.address.url(path, skip=skip + top, top=top)
             feed.append(element("link", rel="next", href=following))
-        feed.extend(self._entry(view) for view in views)
+        feed.extend(entries)
         return markup.serialize(feed)
+
+    def rule(self, path: str, rule: RuleDescription) -> bytes:
+        """The entry of a rule of the subscription at `path`."""
+        entry = self._rule_entry(path, rule)
+        entry.set("xmlns", ATOM)
+        return markup.serialize(entry)
+
+    def rules(self, path: str, rules: Sequence[RuleDescription], skip: int, top: int, more: bool) -> bytes:
+        """A page of the rules of the subscription at `path`."""
+        entries = [self._rule_entry(path, rule) for rule in rules]
+        return self._page("Rules", f"{path}/Rules", entries, skip, top, more)
+
+    def _rule_entry(self, path: str, rule: RuleDescription) -> ET.Element:
+        url = self.address.url(f"{path}/Rules/{rule.name}")
+        return self._wrap(url, rule.name, rule.created_at, rule.created_at, write_rule(rule))
 
     def nothing(self, path: str) -> bytes:
         """How the service says that no queue or topic has this path: an empty list."""
@@ -180,12 +200,12 @@ def _runtime(view: AnyView) -> dict[str, ET.Element]:
     }
     topic = as_topic(view)
     if topic is not None:
-        # Every subscription has one rule, which lets everything through and counts as an SQL filter.
-        count = len(topic.subscriptions)
+        rules = [rule for one in topic.subscriptions.values() for rule in one.description.rules]
+        correlations = sum(1 for rule in rules if rule.kind is FilterKind.CORRELATION)
         values |= {
-            "SubscriptionCount": str(count),
-            "SqlFilterCount": str(count),
-            "CorrelationFilterCount": "0",
+            "SubscriptionCount": str(len(topic.subscriptions)),
+            "SqlFilterCount": str(len(rules) - correlations),
+            "CorrelationFilterCount": str(correlations),
         }
     elements = {name: element(name, text) for name, text in values.items()}
     elements["CountDetails"] = _count_details(view.counts)

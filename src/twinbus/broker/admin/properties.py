@@ -107,6 +107,7 @@ ORDER = {
     ),
 }
 
+_ELSEWHERE = frozenset({"path", "topic", "name", "rules"})
 # Said by the namespace, never by a client.
 _READ_ONLY = frozenset({"availability_status"})
 _FORWARDS = frozenset({"forward_to", "forward_dead_lettered_messages_to"})
@@ -210,8 +211,8 @@ def _text(found: ET.Element | None) -> str:
 
 
 def _names(description: AnyDescription) -> list[str]:
-    """The properties that have an element. Where an entity stands is said by its address."""
-    return [each.name for each in fields(description) if each.name not in ("path", "topic", "name")]
+    """The properties that have an element. Where an entity stands is said by its address; rules have their own."""
+    return [each.name for each in fields(description) if each.name not in _ELSEWHERE]
 
 
 def _element_name(name: str) -> str:

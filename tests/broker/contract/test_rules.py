@@ -1,0 +1,297 @@
+"""Rules of subscriptions through the SDK: who gets which message, and what is changed in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+from azure.servicebus.management import (
+    CorrelationRuleFilter,
+    FalseRuleFilter,
+    SqlRuleAction,
+    SqlRuleFilter,
+    TrueRuleFilter,
+)
+from tests.syphon.bus import connect
+
+from twinbus.broker import Namespace, TopicDescription
+from twinbus.pairing.namespaces import Namespace as Dialled
+from twinbus.syphon import RequestFailed
+
+TOPIC = "events"
+
+
+class Bus:
+    """A namespace with a topic, and what tests do with it."""
+
+    def __init__(self, namespace: Namespace, client: ServiceBusClient, admin: ServiceBusAdministrationClient) -> None:
+        self.namespace, self.client, self.admin = namespace, client, admin
+
+    async def subscribe(self, name: str, *rules: tuple[Any, str | None], **properties: Any) -> None:
+        """A subscription with these rules, each a filter and perhaps an action, and no other."""
+        await self.admin.create_subscription(TOPIC, name, **properties)
+        for number, (wanted, action) in enumerate(rules):
+            made = None if action is None else SqlRuleAction(action)
+            await self.admin.create_rule(TOPIC, name, f"rule-{number}", filter=wanted, action=made)
+        if rules:
+            await self.admin.delete_rule(TOPIC, name, "$Default")
+
+    async def send(self, *messages: ServiceBusMessage) -> None:
+        async with self.client.get_topic_sender(TOPIC) as sender:
+            await sender.send_messages(list(messages))
+
+    async def got(self, name: str, count: int, sub_queue: str | None = None) -> list[ServiceBusReceivedMessage]:
+        """Exactly so many messages of a subscription, and none more."""
+        path = f"{TOPIC}/Subscriptions/{name}" + ("/$DeadLetterQueue" if sub_queue else "")
+        node = self.namespace.entities.resolve(path)
+        assert node is not None
+        assert node.queue.counters.active == count
+        async with self.client.get_subscription_receiver(TOPIC, name, sub_queue=sub_queue) as receiver:
+            found = [message async for message in _until(receiver, count)]
+        return found
+
+
+async def _until(receiver: Any, count: int) -> AsyncIterator[ServiceBusReceivedMessage]:
+    left = count
+    while left:
+        for message in await receiver.receive_messages(left, max_wait_time=10):
+            await receiver.complete_message(message)
+            left -= 1
+            yield message
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Bus]:
+    async with Namespace("contoso") as namespace:
+        await namespace.create(TopicDescription(TOPIC))
+        dialled = Dialled.from_connection_string(namespace.connection_string)
+        async with dialled.async_client() as client, dialled.administration() as admin:
+            yield Bus(namespace, client, admin)
+
+
+def message(body: str, subject: str | None = None, **properties: Any) -> ServiceBusMessage:
+    return ServiceBusMessage(body, subject=subject, application_properties=properties)
+
+
+def bodies(messages: list[ServiceBusReceivedMessage]) -> list[str]:
+    return [str(one) for one in messages]
+
+
+async def test_every_kind_of_filter_lets_its_messages_through(bus: Bus) -> None:
+    await bus.subscribe("all")
+    await bus.subscribe("true", (TrueRuleFilter(), None))
+    await bus.subscribe("none", (FalseRuleFilter(), None))
+    await bus.subscribe("sql", (SqlRuleFilter("qty > @n", parameters={"@n": 5}), None))
+    await bus.subscribe("label", (CorrelationRuleFilter(label="urgent"), None))
+    await bus.subscribe("own", (CorrelationRuleFilter(label="urgent", properties={"qty": 9, "rush": True}), None))
+    await bus.send(
+        message("a", qty=3), message("b", qty=9), message("c", "urgent", qty=9, rush=True), message("d", "urgent")
+    )
+    assert bodies(await bus.got("all", 4)) == ["a", "b", "c", "d"]
+    assert bodies(await bus.got("true", 4)) == ["a", "b", "c", "d"]
+    await bus.got("none", 0)
+    assert bodies(await bus.got("sql", 2)) == ["b", "c"]
+    assert bodies(await bus.got("label", 2)) == ["c", "d"]
+    assert bodies(await bus.got("own", 1)) == ["c"]
+
+
+async def test_rules_that_pass_make_one_copy_and_each_with_an_action_its_own(bus: Bus) -> None:
+    await bus.subscribe(
+        "s",
+        (SqlRuleFilter("qty > 1"), None),
+        (SqlRuleFilter("qty > 2"), None),
+        (SqlRuleFilter("qty > 3"), "SET copy = 1"),
+        (SqlRuleFilter("qty > 4"), "SET copy = 2"),
+    )
+    await bus.send(message("x", qty=9))
+    found = await bus.got("s", 3)
+    assert sorted(one.application_properties.get(b"copy", 0) for one in found) == [0, 1, 2]
+
+
+async def test_an_action_changes_what_it_says_and_nothing_else(bus: Bus) -> None:
+    action = "SET total = qty * 2; SET sys.Label = 'was ' + sys.Label; REMOVE secret; SET sys.ReplyTo = color"
+    await bus.subscribe("s", (SqlRuleFilter("1=1"), action))
+    await bus.send(message("body", "x", qty=21, color="red", secret="s", ratio=0.5, flag=True))
+    (found,) = await bus.got("s", 1)
+    assert str(found) == "body"
+    assert (found.subject, found.reply_to) == ("was x", "red")
+    assert found.application_properties == {
+        b"qty": 21, b"color": b"red", b"ratio": 0.5, b"flag": True, b"total": 42
+    }  # fmt: skip
+
+
+async def test_a_statement_sees_what_those_before_it_did(bus: Bus) -> None:
+    await bus.subscribe("s", (TrueRuleFilter(), "SET n = 1; SET n = n + 1; SET n = n * 10"))
+    await bus.send(message("x"))
+    (found,) = await bus.got("s", 1)
+    assert found.application_properties == {b"n": 20}
+
+
+async def test_a_message_that_a_rule_cannot_be_asked_about_is_dead_lettered_or_dropped(bus: Bus) -> None:
+    rule = (SqlRuleFilter("qty + 1 > 0"), None)
+    await bus.subscribe("kept", rule, dead_lettering_on_filter_evaluation_exceptions=True)
+    await bus.subscribe("dropped", rule, dead_lettering_on_filter_evaluation_exceptions=False)
+    await bus.send(message("x", qty="many"))
+    await bus.got("kept", 0)
+    await bus.got("dropped", 0)
+    await bus.got("dropped", 0, "deadletter")
+    (dead,) = await bus.got("kept", 1, "deadletter")
+    assert dead.dead_letter_reason == "FilterEvaluationException"
+    assert "rule-0" in (dead.dead_letter_error_description or "")
+    assert str(dead) == "x"
+
+
+async def test_a_scheduled_message_is_filtered_when_it_is_due(bus: Bus) -> None:
+    await bus.subscribe("s", (SqlRuleFilter("qty > 5"), "SET seen = TRUE"))
+    async with bus.client.get_topic_sender(TOPIC) as sender:
+        due = datetime.now(UTC) + timedelta(seconds=1)
+        await sender.schedule_messages([message("a", qty=1), message("b", qty=9)], due)
+    async with bus.client.get_subscription_receiver(TOPIC, "s") as receiver:
+        (found,) = await receiver.receive_messages(5, max_wait_time=10)
+        await receiver.complete_message(found)
+    assert str(found) == "b"
+    assert found.application_properties == {b"qty": 9, b"seen": True}
+
+
+async def test_a_changed_rule_holds_for_the_messages_after_it(bus: Bus) -> None:
+    await bus.subscribe("s", (SqlRuleFilter("qty > 5"), None))
+    await bus.send(message("a", qty=1))
+    rule = await bus.admin.get_rule(TOPIC, "s", "rule-0")
+    rule.filter = SqlRuleFilter("qty < 5")
+    await bus.admin.update_rule(TOPIC, "s", rule)
+    await bus.send(message("b", qty=1))
+    assert bodies(await bus.got("s", 1)) == ["b"]
+
+
+async def test_a_subscription_without_rules_gets_nothing(bus: Bus) -> None:
+    await bus.subscribe("s")
+    await bus.admin.delete_rule(TOPIC, "s", "$Default")
+    await bus.send(message("a"))
+    await bus.got("s", 0)
+
+
+async def test_updating_a_subscription_keeps_its_rules(bus: Bus) -> None:
+    await bus.subscribe("s", (FalseRuleFilter(), None))
+    found = await bus.admin.get_subscription(TOPIC, "s")
+    found.max_delivery_count = 5
+    await bus.admin.update_subscription(TOPIC, found)
+    assert [one.name async for one in bus.admin.list_rules(TOPIC, "s")] == ["rule-0"]
+    await bus.send(message("a"))
+    await bus.got("s", 0)
+
+
+async def test_rules_outlive_a_restart(tmp_path: Path) -> None:
+    async with Namespace("contoso", data=tmp_path) as namespace:
+        await namespace.create(TopicDescription(TOPIC))
+        async with Dialled.from_connection_string(namespace.connection_string).administration() as admin:
+            await admin.create_subscription(TOPIC, "s")
+            wanted = CorrelationRuleFilter(label="x", properties={"n": 1, "f": 0.5, "b": True, "t": "text"})
+            await admin.create_rule(TOPIC, "s", "mine", filter=wanted, action=SqlRuleAction("SET a = 1"))
+            before = await admin.get_rule(TOPIC, "s", "mine")
+    async with (
+        Namespace("contoso", data=tmp_path) as namespace,
+        Dialled.from_connection_string(namespace.connection_string).administration() as admin,
+    ):
+        after = await admin.get_rule(TOPIC, "s", "mine")
+        assert [one.name async for one in admin.list_rules(TOPIC, "s")] == ["$Default", "mine"]
+    assert vars(after.filter) == vars(before.filter)
+    assert after.filter.properties == {"n": 1, "f": 0.5, "b": True, "t": "text"}
+    assert after.created_at_utc == before.created_at_utc
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (SqlRuleFilter("qty ="), "At position 6"),
+        (SqlRuleFilter("sys.Nothing = 1"), "sys.Nothing"),
+        (SqlRuleFilter("x" * 2000), "at most 1024 characters"),
+        (CorrelationRuleFilter(), "at least one property"),
+        (SqlRuleFilter("qty = @n"), "no parameter @n"),
+    ],
+)
+async def test_a_bad_rule_is_refused_and_changes_nothing(bus: Bus, wanted: Any, says: str) -> None:
+    await bus.subscribe("s")
+    with pytest.raises(HttpResponseError, match=says):
+        await bus.admin.create_rule(TOPIC, "s", "bad", filter=wanted)
+    assert [one.name async for one in bus.admin.list_rules(TOPIC, "s")] == ["$Default"]
+
+
+async def test_rules_that_are_there_or_not_are_answered_as_the_service_does(bus: Bus) -> None:
+    await bus.subscribe("s")
+    with pytest.raises(ResourceExistsError):
+        await bus.admin.create_rule(TOPIC, "s", "$default")
+    for call in (bus.admin.get_rule, bus.admin.delete_rule):
+        with pytest.raises(ResourceNotFoundError):
+            await call(TOPIC, "s", "none")
+    with pytest.raises(ResourceNotFoundError):
+        await bus.admin.get_rule(TOPIC, "nobody", "$Default")
+
+
+async def test_many_rules_are_listed_by_pages(bus: Bus) -> None:
+    await bus.subscribe("s")
+    await asyncio.gather(*(bus.admin.create_rule(TOPIC, "s", f"r{number:03}") for number in range(120)))
+    names = [one.name async for one in bus.admin.list_rules(TOPIC, "s")]
+    assert names == ["$Default", *(f"r{number:03}" for number in range(120))]
+
+
+# ---- over $management ----
+
+
+async def ask(bus: Bus, operation: str, body: dict[str, Any], path: str = f"{TOPIC}/Subscriptions/s") -> Any:
+    async with connect(bus.namespace) as connection:
+        management = await connection.management(path)
+        return (await management._ask(operation, body, None)).body
+
+
+async def test_rules_are_added_listed_and_removed_over_management(bus: Bus) -> None:
+    await bus.subscribe("s")
+    await ask(bus, "remove-rule", {"rule-name": "$Default"})
+    sql = {"sql-filter": {"expression": "qty > 5"}, "sql-rule-action": {"expression": "SET seen = 1"}}
+    await ask(bus, "add-rule", {"rule-name": "first", "rule-description": sql})
+    correlation = {"correlation-filter": {"label": "x", "properties": {"n": 1}}}
+    await ask(bus, "add-rule", {"rule-name": "second", "rule-description": correlation})
+    rules = (await ask(bus, "enumerate-rules", {"skip": 0, "top": 10}))["rules"]
+    described = [one["rule-description"].value for one in rules]
+    assert [(one[0].descriptor, one[2]) for one in described] == [(0x1370000006, "first"), (0x1370000009, "second")]
+    assert described[0][0].value[0] == "qty > 5"
+    assert described[0][1].value[0] == "SET seen = 1"
+    assert (described[1][0].value[4], described[1][0].value[8]) == ("x", {"n": 1})
+    await bus.send(message("a", qty=9), message("b", "x", n=1), message("c"))
+    assert bodies(await bus.got("s", 2)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "status"),
+    [
+        ("add-rule", {"rule-name": "$DEFAULT", "rule-description": {"true-filter": {}}}, 409),
+        ("add-rule", {"rule-name": "x", "rule-description": {"sql-filter": {"expression": "qty ="}}}, 400),
+        ("add-rule", {"rule-name": "x", "rule-description": {"sql-filter": {}}}, 400),
+        ("add-rule", {"rule-name": "x", "rule-description": {}}, 400),
+        ("add-rule", {"rule-name": "x", "rule-description": "1=1"}, 400),
+        ("add-rule", {"rule-name": "x", "rule-description": {"correlation-filter": {"label": 5}}}, 400),
+        ("add-rule", {"rule-name": "x" * 51, "rule-description": {"true-filter": {}}}, 400),
+        ("add-rule", {"rule-description": {"true-filter": {}}}, 400),
+        ("remove-rule", {"rule-name": "none"}, 404),
+        ("enumerate-rules", {"skip": -1, "top": 10}, 400),
+    ],
+)
+async def test_bad_requests_for_rules_are_refused(bus: Bus, operation: str, body: dict[str, Any], status: int) -> None:
+    await bus.subscribe("s")
+    with pytest.raises(RequestFailed) as caught:
+        await ask(bus, operation, body)
+    assert caught.value.status == status
+    assert [one.name async for one in bus.admin.list_rules(TOPIC, "s")] == ["$Default"]
+
+
+async def test_only_a_subscription_has_rules(bus: Bus) -> None:
+    with pytest.raises(RequestFailed) as caught:
+        await ask(bus, "enumerate-rules", {"skip": 0, "top": 1}, TOPIC)
+    assert caught.value.condition == "amqp:not-allowed"
