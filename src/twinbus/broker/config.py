@@ -51,6 +51,9 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.durations import TICKS_PER_SECOND
 from twinbus.broker.profile import UNCHANGED, ProfileChanges, ProfileName
+from twinbus.broker.rules.descriptions import Correlation, FilterKind, RuleDescription, Sql
+from twinbus.broker.rules.tokens import MAX_LENGTH
+from twinbus.broker.rules.wire import correlation_from
 from twinbus.broker.security import (
     ALL_RIGHTS,
     MAX_KEY_LENGTH,
@@ -342,10 +345,42 @@ def _read_topic(path: str, table: Table, tier: Tier) -> TopicConfig:
 
 
 def _read_subscription(topic: str, name: str, table: Table, tier: Tier) -> SubscriptionDescription:
-    description = SubscriptionDescription(topic, name, **_read_properties(SubscriptionDescription, table))
+    properties = _read_properties(SubscriptionDescription, table)
+    rules = tuple(_read_rule(name, each) for name, each in table.tables("rules", shorthand="sql"))
+    if rules:
+        properties["rules"] = rules
+    description = SubscriptionDescription(topic, name, **properties)
     table.finish()
     _check(description, table, tier)
     return description
+
+
+def _read_rule(name: str, table: Table) -> RuleDescription:
+    """A rule: its SQL alone, or a table with `sql` or `correlation`, and perhaps an `action`."""
+    expression: Reader[str | None] = text(1, MAX_LENGTH)
+    sql, action = table.take("sql", expression, None), table.take("action", expression, None)
+    correlation = table.take("correlation", _read_correlation, None)
+    table.finish()
+    if (sql is None) == (correlation is None):
+        raise table.error("", "must have either sql or correlation")
+    rule = RuleDescription(
+        name,
+        Sql(sql) if sql is not None else correlation or Correlation(),
+        FilterKind.CORRELATION if sql is None else FilterKind.SQL,
+        None if action is None else Sql(action),
+    )
+    try:
+        rule.validate()
+    except InvalidDescription as error:
+        raise table.error("", error.message) from None
+    return rule
+
+
+def _read_correlation(value: Any) -> Correlation:
+    try:
+        return correlation_from(value)
+    except ValueError as error:
+        raise BadValue(str(error)) from None
 
 
 def _read_properties(

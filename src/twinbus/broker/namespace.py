@@ -33,6 +33,7 @@ from .links import IncomingLink, Link, OutgoingLink
 from .listener import Listener
 from .outage import Outage
 from .profile import PROFILES, Profile
+from .rules.descriptions import with_times
 from .schema import PUT_SETTING, Change
 from .security import (
     ROOT_POLICY,
@@ -244,10 +245,14 @@ class Namespace:
                 await self.entities.update(wanted)
         for topic in self.config.topics:
             for subscription in topic.subscriptions:
-                if self.entities.resolve(subscription.path) is None:
-                    await self.entities.create(subscription)
-                else:
-                    await self.entities.update(subscription)
+                node = self.entities.resolve(subscription.path)
+                before = node.entity.description if node is not None else None
+                known = before.rules if isinstance(before, SubscriptionDescription) else ()
+                timed = replace(subscription, rules=with_times(subscription.rules, known, self.clock()))
+                if before is None:
+                    await self.entities.create(timed)
+                elif before != timed:
+                    await self.entities.update(timed)
 
     # ---- what the administration API asks ----
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from azure.servicebus.management import (
 from tests.syphon.bus import connect
 
 from twinbus.broker import Namespace, TopicDescription
+from twinbus.broker.config import ConfigError, parse_config
 from twinbus.pairing.namespaces import Namespace as Dialled
 from twinbus.syphon import RequestFailed
 
@@ -205,6 +208,54 @@ async def test_rules_outlive_a_restart(tmp_path: Path) -> None:
     assert vars(after.filter) == vars(before.filter)
     assert after.filter.properties == {"n": 1, "f": 0.5, "b": True, "t": "text"}
     assert after.created_at_utc == before.created_at_utc
+
+
+FILE = """
+[namespaces.contoso.topics.events.subscriptions.plain]
+[namespaces.contoso.topics.events.subscriptions.urgent.rules]
+high = "priority > 5"
+red = { sql = "color = 'red'", action = "SET seen = 1" }
+blue = { correlation = { label = "x", properties = { n = 1 } } }
+"""
+
+
+async def test_a_file_may_bring_rules_and_one_that_does_not_leaves_them_alone(tmp_path: Path) -> None:
+    config = parse_config(FILE, tmp_path / "bus.toml").namespaces[0]
+    for _ in range(2):
+        async with (
+            Namespace(replace(config, port=0), data=tmp_path) as namespace,
+            Dialled.from_connection_string(namespace.connection_string).administration() as admin,
+        ):
+            urgent = {one.name: one async for one in admin.list_rules(TOPIC, "urgent")}
+            plain = [one.name async for one in admin.list_rules(TOPIC, "plain")]
+            if plain == ["$Default"]:
+                times = {name: rule.created_at_utc for name, rule in urgent.items()}
+                await admin.create_rule(TOPIC, "plain", "mine", filter=SqlRuleFilter("a = 1"))
+    assert plain == ["$Default", "mine"]
+    assert {name: rule.created_at_utc for name, rule in urgent.items()} == times
+    assert list(urgent) == ["blue", "high", "red"]
+    assert urgent["high"].filter.sql_expression == "priority > 5"
+    assert urgent["red"].action.sql_expression == "SET seen = 1"
+    assert (urgent["blue"].filter.label, urgent["blue"].filter.properties) == ("x", {"n": 1})
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ('"priority >"', "rules.r: The rule 'r' is not valid. At position 11"),
+        ("{ }", "must have either sql or correlation"),
+        ('{ sql = "1=1", correlation = { label = "x" } }', "must have either sql or correlation"),
+        ("{ correlation = { colour = 1 } }", "'colour' is not a property"),
+        ("{ correlation = { label = 1 } }", "'label' of a correlation filter must be a string"),
+        ("{ correlation = { } }", "at least one property"),
+        ('{ sql = "1=1", act = "x" }', "is not known here"),
+        ("5", "must be text"),
+    ],
+)
+def test_a_bad_rule_in_a_file_is_refused_with_its_place(rule: str, says: str, tmp_path: Path) -> None:
+    text = f"[namespaces.contoso.topics.events.subscriptions.s.rules]\nr = {rule}\n"
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        parse_config(text, tmp_path / "bus.toml")
 
 
 @pytest.mark.parametrize(

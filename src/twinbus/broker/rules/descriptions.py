@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -154,6 +154,21 @@ class RuleDescription:
         return cls(
             found["name"], made, kind, None if action is None else _sql_from_json(action), float(found["created_at"])
         )
+
+
+def with_times(
+    wanted: tuple[RuleDescription, ...], known: tuple[RuleDescription, ...], now: float
+) -> tuple[RuleDescription, ...]:
+    """The rules that a file asks for, with times: one that did not change keeps its own.
+
+    A file that says nothing about rules leaves those that are known as they are.
+    """
+    if wanted == (RuleDescription(),) and known:
+        return known
+    before = {(rule.name.lower(), rule.filter, rule.action): rule.created_at for rule in known}
+    return tuple(
+        replace(rule, created_at=before.get((rule.name.lower(), rule.filter, rule.action), now)) for rule in wanted
+    )
 
 
 def _sql_to_json(sql: Sql) -> dict[str, Any]:

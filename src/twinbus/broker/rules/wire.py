@@ -61,6 +61,15 @@ def _expression(value: Any, name: str) -> str:
     return str(expression)
 
 
+def correlation_from(found: Any) -> Correlation:
+    """The correlation filter that a map describes, with the names of the wire or of Python. Raises `ValueError`."""
+    body = {name.replace("_", "-"): value for name, value in _map(found, "correlation").items()}
+    unknown = body.keys() - {"properties", *(name.replace("_", "-") for name in _TEXTS)}
+    if unknown:
+        raise ValueError(f"'{min(unknown)}' is not a property that a correlation filter can ask for")
+    return _read_correlation(body)
+
+
 def _read_correlation(body: Mapping[str, Any]) -> Correlation:
     texts: dict[str, Any] = {}
     for name in _TEXTS:
