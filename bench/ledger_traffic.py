@@ -6,6 +6,7 @@ import hashlib
 import random
 import struct
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 from bench.ledger_shape import (
@@ -37,6 +38,8 @@ class Dice:
 
     def __init__(self, *seed: int) -> None:
         self._random = random.Random(":".join(map(str, seed)))
+        self._process = self._random.randbytes(8)
+        self._next_id = 0x1000_0000_0000_0000
 
     def below(self, count: int, most: int) -> pa.Array:
         """Whole numbers from 0 to `most` - 1."""
@@ -45,8 +48,10 @@ class Dice:
         return pc.shift_right(scaled, pa.scalar(32, pa.uint64())).cast(pa.int64())
 
     def op_ids(self, count: int) -> pa.Array:
-        data = pa.py_buffer(self._random.randbytes(16 * count))
-        return pa.Array.from_buffers(pa.binary(16), count, [None, data])
+        """As a process makes them (`twinbus.ledger.recorder`): the first half is its own, the second is counted."""
+        first, self._next_id = self._next_id, self._next_id + count
+        data = b"".join(self._process + number.to_bytes(8, "big") for number in range(first, first + count))
+        return pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(data)])
 
     def message_ids(self, count: int) -> tuple[pa.Array, pa.Array]:
         """Ids of 32 digits, and their keys as `twinbus.ledger.schema.message_key` has them."""
@@ -291,10 +296,11 @@ def _repeat(code: int, count: int) -> pa.Array:
 def rest_operations(shape: Shape, expected: Expected) -> Iterator[Operation]:
     """Polls, pings, management, messages from nowhere, and a gap in the ledger."""
     dice = random.Random(f"{shape.seed}:rest")
+    process, numbers = dice.randbytes(8).hex(), count(10**15)
 
     def an_operation(kind: OperationKind, stage: Stage, entity: str, ts: int, **columns: Any) -> Operation:
         given: dict[str, Any] = {"client": SYPHON, "namespace": SECONDARY, "outcome": Outcome.DONE}
-        op_id = dice.randbytes(16).hex()
+        op_id = f"{process}{next(numbers)}"
         return Operation(
             op_id=op_id, pairing=PAIRING, operation=kind, stage=stage, entity=entity, ts=ts, **{**given, **columns}
         )

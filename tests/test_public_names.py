@@ -43,7 +43,9 @@ PUBLIC_NAMES = [
     "PairingStatus",
     "PingFailed",
     "PingSent",
+    "PumpStopped",
     "Receipt",
+    "RecordedReceiver",
     "Recovered",
     "Route",
     "ScheduledInBacklogError",
@@ -53,8 +55,16 @@ PUBLIC_NAMES = [
     "TwinbusError",
     "__version__",
     "pair_namespaces",
+    "record_receives",
 ]
-ASYNCHRONOUS_NAMES = ["PairedReceiver", "PairedSender", "PairedServiceBusClient", "pair_namespaces"]
+ASYNCHRONOUS_NAMES = [
+    "PairedReceiver",
+    "PairedSender",
+    "PairedServiceBusClient",
+    "RecordedReceiver",
+    "pair_namespaces",
+    "record_receives",
+]
 
 
 def test_the_package_exports_exactly_the_promised_names() -> None:

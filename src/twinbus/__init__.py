@@ -10,7 +10,7 @@ import typing
 
 if typing.TYPE_CHECKING:
     from twinbus.client._sync.client import PairedServiceBusClient, pair_namespaces
-    from twinbus.client._sync.receiver import PairedReceiver
+    from twinbus.client._sync.receiver import PairedReceiver, RecordedReceiver, record_receives
     from twinbus.client.partnership import Condition
     from twinbus.client.status import BacklogQueueStatus, EntityState, EntityStatus, PairingStatus
     from twinbus.pairing._sync.sender import PairedSender
@@ -38,6 +38,7 @@ if typing.TYPE_CHECKING:
         OversizeWarning,
         PingFailed,
         PingSent,
+        PumpStopped,
         Recovered,
         Suspected,
     )
@@ -77,7 +78,9 @@ __all__ = [
     "PairingStatus",
     "PingFailed",
     "PingSent",
+    "PumpStopped",
     "Receipt",
+    "RecordedReceiver",
     "Recovered",
     "Route",
     "ScheduledInBacklogError",
@@ -87,13 +90,14 @@ __all__ = [
     "TwinbusError",
     "__version__",
     "pair_namespaces",
+    "record_receives",
 ]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "twinbus.client._sync.client": ("PairedServiceBusClient", "pair_namespaces"),
-    "twinbus.client._sync.receiver": ("PairedReceiver",),
+    "twinbus.client._sync.receiver": ("PairedReceiver", "RecordedReceiver", "record_receives"),
     "twinbus.client.partnership": ("Condition",),
     "twinbus.client.status": ("BacklogQueueStatus", "EntityState", "EntityStatus", "PairingStatus"),
     "twinbus.pairing._sync.sender": ("PairedSender",),
@@ -121,6 +125,7 @@ _HOMES = {
         "OversizeWarning",
         "PingFailed",
         "PingSent",
+        "PumpStopped",
         "Recovered",
         "Suspected",
     ),

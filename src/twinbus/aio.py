@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from twinbus.client._async.client import PairedServiceBusClient, pair_namespaces
-from twinbus.client._async.receiver import PairedReceiver
+from twinbus.client._async.receiver import PairedReceiver, RecordedReceiver, record_receives
 from twinbus.pairing._async.sender import PairedSender
 
-__all__ = ["PairedReceiver", "PairedSender", "PairedServiceBusClient", "pair_namespaces"]
+__all__ = [
+    "PairedReceiver",
+    "PairedSender",
+    "PairedServiceBusClient",
+    "RecordedReceiver",
+    "pair_namespaces",
+    "record_receives",
+]

@@ -249,6 +249,16 @@ NAMESPACE = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey=top
             "--ledger-mode must be",
         ),
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--lock", "301"], "--lock"),
+        (["--watch"], "--watch needs --spark"),
+        (["--master", "local[2]"], "--master needs --spark"),
+        (["--spark", "--watch", "--until-empty"], "--watch goes on for ever: give it or --until-empty"),
+        (
+            ["--primary", NAMESPACE, "--secondary", NAMESPACE, "--spark", "--slice", "61"],
+            "slice_seconds must be 1 to 60",
+        ),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--spark", "--pumps", "1001"], "pumps must be 1 to 1000"),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--spark", "--ledger", "sftp://x/y"], "--ledger: "),
+        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--spark", "--master", "nowhere"], "master must be one of"),
     ],
 )
 def test_bad_usage_ends_with_2_and_names_the_option(arguments: list[str], message: str) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusReceiveMode
-from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+from azure.servicebus.aio import AutoLockRenewer, ServiceBusReceiver, ServiceBusSender
 from tests.pairing.twins import Twins, eventually, operations
 
 import twinbus
 from twinbus.aio import PairedServiceBusClient
 from twinbus.broker import AZURE, DEFAULT
+from twinbus.broker.durations import TICKS_PER_SECOND
 from twinbus.broker.queue import Queue
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Outcome, Stage
 from twinbus.pairing.ping import ping_message
@@ -175,6 +176,7 @@ async def test_a_subscription_shows_no_ping(twins: Twins, client: PairedServiceB
 async def test_what_receivers_do_is_recorded(client: PairedServiceBusClient, bench: Make) -> None:
     place = await bench()
     await place.put("12345", "two", "three", "four")
+    [stored] = place.queue.peek(0, 1)
     async with client.get_queue_receiver(place.path) as receiver:
         messages = []
         while len(messages) < 4:
@@ -190,7 +192,7 @@ async def test_what_receivers_do_is_recorded(client: PairedServiceBusClient, ben
     received = [one for one in recorded if one.operation is OperationKind.RECEIVE]
     assert len(received) == 5
     assert (received[0].bytes, received[0].message_id, received[0].stage) == (
-        5,
+        len(stored.encoded(bytes(16), 1)),  # all that came, and not the body alone
         messages[0].message_id,
         Stage.PRIMARY_RECEIVE,
     )
@@ -206,6 +208,22 @@ async def test_what_receivers_do_is_recorded(client: PairedServiceBusClient, ben
         assert await receiver.receive_messages(1) == []
     last = [one for one in operations(pairing, OperationKind.RECEIVE) if one.entity == place.path][-1]
     assert (last.outcome, last.count) == (Outcome.EMPTY, 0)
+
+
+async def test_the_lock_of_a_session_is_recorded_when_it_is_renewed_by_hand_or_by_itself(
+    client: PairedServiceBusClient, bench: Make
+) -> None:
+    place = await bench(requires_session=True, lock_duration=5 * TICKS_PER_SECOND)
+    await place.put("one", session="a")
+
+    def renewals() -> int:
+        return sum(one.entity == place.path for one in operations(client._pairing, OperationKind.RENEW))
+
+    async with AutoLockRenewer() as renewer, client.get_queue_receiver(place.path, session_id="a") as receiver:
+        await receiver.session.renew_lock()
+        assert renewals() == 1
+        renewer.register(receiver, receiver.session)
+        await eventually(lambda: renewals() == 2)
 
 
 async def test_sessions_are_listed_as_the_sdk_does(client: PairedServiceBusClient, bench: Make) -> None:

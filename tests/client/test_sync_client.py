@@ -138,6 +138,7 @@ def test_the_syphon_brings_the_backlog_home(twins: ThreadedTwins) -> None:
     with twins.client(enable_syphon=True, syphon=SyphonOptions(retry_min=0.1)) as paired:
         paired.fail_over(path)
         assert paired.get_queue_sender(path).send_messages(ServiceBusMessage("1")).route is Route.BACKLOG
+        paired.fail_back(path)
         eventually(lambda: queue.activity.received == 1)
         syphon = paired.status().syphon
         assert syphon is not None

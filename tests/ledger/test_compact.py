@@ -90,6 +90,15 @@ def test_a_compacted_file_is_sorted_by_time(tmp_path: Path) -> None:
     assert times == [f"{NOON + 1}-0", f"{NOON + 5}-0", f"{NOON + 9}-0"]
 
 
+def test_rows_that_are_there_twice_are_once_in_a_compacted_file(tmp_path: Path) -> None:
+    ids = write(tmp_path, 10, files=3)
+    store = open_store(tmp_path)
+    first = names_of(tmp_path)[0]
+    store.put(TODAY, first.replace("-1.parquet", "-99.parquet"), (tmp_path / TODAY / first).read_bytes())
+    assert compact(tmp_path, now_us=lambda: TOMORROW).rows == 30
+    assert message_ids(tmp_path) == once(ids)
+
+
 def test_late_rows_are_compacted_with_what_was_compacted_before(ledger: str) -> None:
     ids = write(ledger, 10, files=3)
     compact(ledger, now_us=lambda: TOMORROW)

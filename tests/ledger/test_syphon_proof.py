@@ -8,19 +8,33 @@ from pathlib import Path
 
 import pytest
 from tests.ledger.stores import Obstinate
+from tests.syphon.bus import eventually
 from tests.syphon.pumping import Pair, bodies, numbered
 
 from twinbus.broker import DEFAULT
 from twinbus.ledger.errors import NotDurable
 from twinbus.ledger.proof import for_syphon
 from twinbus.ledger.reading import read_ledger
-from twinbus.ledger.recorder import OperationKind, Outcome, Stage
+from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.rotation import Rotation
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
 from twinbus.syphon import AmqpError
 
 MESSAGES = 2000
+
+
+def a_send(number: int) -> Operation:
+    return Operation(
+        pairing="contoso",
+        client="other",
+        namespace=NamespaceRole.PRIMARY,
+        entity="orders",
+        operation=OperationKind.SEND,
+        stage=Stage.DIRECT,
+        outcome=Outcome.DONE,
+        message_id=f"other-{number}",
+    )
 
 
 @pytest.fixture
@@ -85,3 +99,27 @@ async def test_a_syphon_that_does_its_best_goes_on_without_a_store(pair: Pair) -
         assert pair.is_backlog_empty
         Obstinate.error = None
     assert len(moved_in(url)) == 50
+
+
+async def test_a_syphon_whose_rows_were_dropped_recovers_and_every_completed_message_has_its_row(pair: Pair) -> None:
+    url = Obstinate.reset()
+    Obstinate.let_go.clear()
+    await pair.put(numbered("orders", range(200)))
+    with LedgerWriter(url, rotation=Rotation(flush_seconds=0.0), buffer_rows=5000) as writer:
+        recorder, flush = for_syphon(writer, asyncio.get_running_loop())
+        for other in range(20_000):  # of somebody who sends a lot, while the store takes nothing
+            writer.record(a_send(other))
+        await eventually(lambda: writer.status().dropped_rows > 0)
+        others = writer.status().dropped_rows
+        async with pair.running(recorder=recorder, flush=flush):
+            await pair.until("orders", 1)
+            await eventually(lambda: writer.status().dropped_rows > others)
+            assert pair.backlog.activity.completed == 0
+            Obstinate.let_go.set()
+            await eventually(lambda: pair.is_backlog_empty)
+        moved = moved_in(url)
+    assert {f"orders-{number}" for number in range(200)} == set(moved)
+    # What was moved without a row was moved again.
+    arrived = await pair.arrived("orders")
+    assert set(arrived) == set(bodies(range(200)))
+    assert len(arrived) > 200

@@ -238,7 +238,7 @@ def test_a_users_own_property_whose_name_is_taken_is_kept_under_another() -> Non
         "x-twinbus-own-DeadLetterReason": 4,
         "x-ms-other": 5,
         b"b": 6,
-        "x-ms-path": "orders",
+        "x-ms-path": typed("STRING", "orders"),
     }
 
 

@@ -22,6 +22,7 @@ from twinbus.pairing.events import (
     OversizeWarning,
     PingFailed,
     PingSent,
+    PumpStopped,
     Recovered,
     Suspected,
 )
@@ -37,6 +38,7 @@ EVENTS = [
     BacklogQueueRestored(queue="contoso/x-servicebus-transfer/0"),
     Diverted(entity="orders", queue="contoso/x-servicebus-transfer/0", count=1),
     Moved(entity="orders", queue="contoso/x-servicebus-transfer/0", count=1),
+    PumpStopped(queue="contoso/x-servicebus-transfer/0", error=ValueError("x")),
     Faulted(error=ERROR),
     OversizeWarning(entity="orders", size=262_000, limit=262_144, overhead=200),
     BacklogWarning(message="other lock duration", queue="contoso/x-servicebus-transfer/0"),

@@ -23,6 +23,7 @@ from twinbus.broker import Fault, Kind, Namespace, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.certificate import Certificate, server_context
 from twinbus.pairing import sdk_seam
+from twinbus.pairing.envelope import encoded_size
 
 LIMIT = 256 * 1024
 
@@ -191,6 +192,136 @@ def test_the_limits_of_an_entity_are_known_once_it_is_open(bus: NamespaceThread)
         assert (sdk_seam.max_message_size(sender), sdk_seam.max_batch_size(sender)) == (LIMIT, LIMIT)
 
 
+# ---- opening ----
+
+
+def test_a_prepared_sender_takes_no_nap_while_it_is_opened(
+    bus: NamespaceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps: list[float] = []
+    me, sleep = threading.current_thread(), time.sleep
+
+    def counted(seconds: float) -> None:
+        if threading.current_thread() is me:
+            naps.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", counted)
+    taken = []
+    for is_prepared in (False, True):
+        client = ServiceBusClient.from_connection_string(bus.connection_string)
+        sender = client.get_queue_sender("orders")
+        if is_prepared:
+            sdk_seam.prepare(sender)
+        with client, sender:
+            taken.append(len(naps))
+            sdk_seam.opened(sender)
+            assert "client_ready" not in vars(sender._handler)  # it is in the way of every send
+            sender.send_messages(ServiceBusMessage("hello"))
+        naps.clear()
+    assert taken[0] > 5
+    assert taken[1] == 0
+
+
+async def test_neither_does_an_asynchronous_one(bus: NamespaceThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+    sleep = asyncio.sleep
+
+    async def counted(seconds: float, *more: Any) -> Any:
+        naps.append(seconds)
+        return await sleep(seconds, *more)
+
+    monkeypatch.setattr(asyncio, "sleep", counted)
+    async with AsyncServiceBusClient.from_connection_string(bus.connection_string) as client:
+        sender = client.get_queue_sender("orders")
+        sdk_seam.prepare(sender)
+        async with sender:
+            assert naps == []
+            sdk_seam.opened(sender)
+            assert "client_ready_async" not in vars(sender._handler)
+            await sender.send_messages(ServiceBusMessage("hello"))
+
+
+# ---- transfers ----
+
+# One that fits a frame, one that just does not, and one that takes several.
+SIZES = [1, 65_536 - 600, 65_536, 200_000]
+
+
+def counters(sender: Any) -> tuple[int, ...]:
+    session, link = sender._handler._session, sender._handler._link
+    counted = session.next_outgoing_id, session.remote_incoming_window, session.outgoing_window
+    return *counted, link.delivery_count, link.current_link_credit
+
+
+def stored(bus: NamespaceThread, queue: str) -> list[bytes]:
+    found = bus.namespace.find(queue)
+    assert found is not None
+    return [bytes(one.bare) for one in bus.call(found.queue.peek, 0, 100)]
+
+
+@pytest.mark.parametrize("kind", ["sync", "aio"])
+def test_a_quickened_sender_sends_and_counts_as_the_sdks_own(bus: NamespaceThread, kind: str) -> None:
+    messages = [ServiceBusMessage(b"x" * size, message_id=f"m-{size}") for size in SIZES]
+
+    def send(queue: str, is_quick: bool) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+        with ServiceBusClient.from_connection_string(bus.connection_string) as client:
+            sender = client.get_queue_sender(queue)
+            with sender:
+                if is_quick:
+                    sdk_seam.opened(sender)
+                sizes = []
+                for message in messages:
+                    sender.send_messages(message)
+                    sizes.append(tuple(sdk_seam.sent_sizes(sender, message)))
+                return counters(sender), sizes
+
+    async def send_async(queue: str, is_quick: bool) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+        async with AsyncServiceBusClient.from_connection_string(bus.connection_string) as client:
+            sender = client.get_queue_sender(queue)
+            async with sender:
+                if is_quick:
+                    sdk_seam.opened(sender)
+                sizes = []
+                for message in messages:
+                    await sender.send_messages(message)
+                    sizes.append(tuple(sdk_seam.sent_sizes(sender, message)))
+                return counters(sender), sizes
+
+    results = []
+    for is_quick in (False, True):
+        queue = f"transfers-{kind}-{is_quick}"
+        bus.run(bus.namespace.create(QueueDescription(queue)))
+        results.append(send(queue, is_quick) if kind == "sync" else asyncio.run(send_async(queue, is_quick)))
+    (theirs, unknown), (ours, sizes) = results
+    assert ours == theirs
+    assert stored(bus, f"transfers-{kind}-True") == stored(bus, f"transfers-{kind}-False")
+    assert unknown == [()] * len(SIZES)
+    assert sizes == [(encoded_size(message),) for message in messages]
+
+
+def test_the_size_of_another_message_is_not_told(bus: NamespaceThread) -> None:
+    client = ServiceBusClient.from_connection_string(bus.connection_string)
+    with client, client.get_queue_sender("orders") as sender:
+        sdk_seam.opened(sender)
+        one, other = ServiceBusMessage("one"), ServiceBusMessage("other")
+        sender.send_messages(one)
+        assert sdk_seam.sent_sizes(sender, other) == ()
+        sender.send_messages(other)
+        assert sdk_seam.sent_sizes(sender, one) == ()
+
+
+def test_an_sdk_that_has_changed_inside_sends_as_it_likes(bus: NamespaceThread) -> None:
+    client = ServiceBusClient.from_connection_string(bus.connection_string)
+    with client, client.get_queue_sender("orders") as sender:
+        session = sender._handler._session
+        window = session.outgoing_window
+        del session.outgoing_window
+        sdk_seam.opened(sender)
+        assert "_outgoing_transfer" not in vars(session)
+        session.outgoing_window = window
+
+
 # ---- messages ----
 
 
@@ -219,7 +350,6 @@ def test_a_batch_that_encodes_once_holds_the_same_bytes_as_the_sdks_own() -> Non
         theirs.add_message(message)
     assert ours._message == theirs._message
     assert (ours.size_in_bytes, len(ours)) == (theirs.size_in_bytes, len(theirs))
-    assert sdk_seam.encoded_sizes(ours) == [len(one) for one in theirs._message[5]]
 
 
 def test_a_snapshot_is_what_was_added_and_not_what_became_of_it() -> None:
@@ -240,6 +370,7 @@ def test_a_batch_of_the_other_kind_is_not_made_anew(bus: NamespaceThread) -> Non
             sender = client.get_queue_sender("orders")
             batch = sdk_seam.new_batch(LIMIT)
             batch.add_message(ServiceBusMessage("hello"))
+            assert sdk_seam.sent_sizes(sender, batch) == [len(batch._message[5][0])]
             sdk_seam.suit(batch, sender)
             made: list[Any] = []
             sender.create_message_batch = made.append  # type: ignore[assignment, method-assign]

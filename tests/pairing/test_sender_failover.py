@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -156,6 +157,43 @@ def test_with_while_suspect_raise_the_failure_goes_to_the_caller_and_nothing_is_
         assert isinstance(state(pair), Suspect)
         assert (pair.received, pair.stored) == (0, [0, 0, 0])
         stage.clear()
+
+
+def test_with_while_suspect_raise_a_failure_opens_the_standby_link_without_being_asked(stage: Stage, kind: str) -> None:
+    with stage.pair(kind, failover_interval=60, while_suspect="raise") as pair:
+        sender = pair.sender()
+        pair.take_down()
+        with pytest.raises(ServiceBusConnectionError):
+            sender.send_messages(text())
+        stage.wait_until(lambda: standby_links(pair) == 1)
+        pair.pairing.fail_over(pair.path)
+        assert sender.send_messages(text()).route is Route.BACKLOG
+        assert standby_links(pair) == 1  # the one that was there
+        stage.clear()
+
+
+def test_closing_ends_a_standby_link_that_is_just_being_opened(stage: Stage, kind: str) -> None:
+    with stage.pair(kind, failover_interval=60, while_suspect="raise", attempt_timeout=2) as pair:
+        sender = pair.sender()
+        pair.take_down()
+        pair.freeze(pair.standby)
+        with pytest.raises(ServiceBusConnectionError):
+            sender.send_messages(text())
+        sender.close()
+        stage.clear()
+        if kind == "aio":
+            stage.wait_until(lambda: stage.loop.run(stage.loop.tasks()) == set())
+        else:
+            stage.wait_until(
+                lambda: not {"twinbus-aside", "twinbus-opening"} & {one.name for one in threading.enumerate()}
+            )
+        assert standby_links(pair) == 0
+
+
+def standby_links(pair: Pair) -> int:
+    """How many links lead to the backlog queues of a pairing now."""
+    namespace = pair.standby.namespace
+    return pair.standby.call(lambda: sum(pair.name in one.node.path for one in namespace.entity_links()))
 
 
 def test_with_an_interval_of_0_the_very_first_failure_fails_over_also_with_raise(stage: Stage, kind: str) -> None:

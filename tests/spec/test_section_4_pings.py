@@ -32,6 +32,8 @@ def test_a_ping_is_empty_has_its_content_type_lives_for_a_second_and_has_a_sessi
     assert (body_of(payload), fields[CONTENT_TYPE]) == (b"", "application/vnd.ms-servicebus-ping")
     assert header_of(payload)[2] == 1000
     assert (fields[SESSION] is not None) is requires_session
+    row = [one for one in client.recorder.operations if one.operation is OperationKind.PING][-1]
+    assert row.bytes == ping.size
 
 
 def test_an_unavailable_entity_is_pinged_once_an_interval_by_each_client_however_many_senders_it_has(

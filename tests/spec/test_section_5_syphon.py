@@ -25,9 +25,10 @@ def test_each_poll_of_each_queue_is_one_receive_in_the_recorder_and_at_the_names
     with house.client(kind, backlog_queue_count=3, enable_syphon=True, syphon=syphon) as client:
         paths = [backlog_path(client.name, index) for index in range(3)]
         eventually(lambda: min(client.rows(OperationKind.POLL, path) for path in paths) >= 2)
-        client.fail_over(queue.path)
-        for _ in range(3):
-            client.get_queue_sender(queue.path).send_messages([text(), text()])
+        with house.client(kind, primary_name=client.name, backlog_queue_count=3) as other:
+            other.fail_over(queue.path)
+            for _ in range(3):
+                other.get_queue_sender(queue.path).send_messages([text(), text()])
         eventually(lambda: queue.activity.received == 6)
         enough = {path: client.rows(OperationKind.POLL, path) + 2 for path in paths}
         eventually(lambda: all(client.rows(OperationKind.POLL, path) >= least for path, least in enough.items()))
@@ -46,15 +47,20 @@ def test_a_diverted_message_passes_four_stages_that_are_counted_as_the_namespace
     house: House, kind: str
 ) -> None:
     queue = house.queue(house.a_name())
-    with house.client(kind, backlog_queue_count=1, enable_syphon=True) as client:
-        client.fail_over(queue.path)
-        client.get_queue_sender(queue.path).send_messages(text())
+    name = house.a_name("contoso")
+    with (
+        house.client(kind, primary_name=name, backlog_queue_count=1, enable_syphon=True) as client,
+        house.client(kind, primary_name=name, backlog_queue_count=1) as other,
+    ):
+        other.fail_over(queue.path)
+        other.get_queue_sender(queue.path).send_messages(text())
         with client.get_queue_receiver(queue.path) as receiver:
             [message] = receiver.receive_messages(1, max_wait_time=20)
             receiver.complete_message(message)
         backlog = house.backlog(client)
         eventually(lambda: client.rows(OperationKind.COMPLETE) == 2)
-        stages = {stage: found for stage, found in client.stages().items() if stage[0] is not Stage.MANAGE}
+        both = client.stages() + other.stages()
+        stages = {stage: found for stage, found in both.items() if stage[0] is not Stage.MANAGE}
         assert stages == {
             (Stage.BACKLOG_SEND, OperationKind.SEND): backlog.activity.received,
             (Stage.BACKLOG_RECEIVE, OperationKind.RECEIVE): backlog.activity.delivered,

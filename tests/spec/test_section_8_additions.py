@@ -34,6 +34,43 @@ def test_failover_and_failback_can_be_forced_and_the_status_says_so(house: House
         assert (queue.activity.received, queue.activity.pings, sum(house.stored(client))) == (1, 0, 1)
 
 
+def test_the_hosted_syphon_leaves_an_entity_alone_that_was_failed_over_by_hand_until_it_is_failed_back(
+    house: House, kind: str
+) -> None:
+    held, other = house.queue(house.a_name()), house.queue(house.a_name())
+    reached = house.counting(held.path, Operation.SEND, Operation.ATTACH)
+    with house.client(kind, enable_syphon=True, backlog_queue_count=1) as client:
+        backlog = house.backlog(client)
+        client.fail_over(held.path)
+        house.strike(other.path, count=1)
+        for queue in (held, other):
+            assert client.get_queue_sender(queue.path).send_messages(text()).route is Route.BACKLOG
+        eventually(lambda: other.activity.received == 1)
+        eventually(lambda: backlog.counters.deferred == 1)
+        assert client.status().syphon.held_back == (held.path,)
+        assert (reached.fired, held.activity.received) == (0, 0)
+        client.fail_back(held.path)
+        eventually(lambda: held.activity.received == 1)
+        assert client.status().syphon.held_back == ()
+
+
+def test_a_failover_by_hand_during_an_outage_holds_the_syphon_back_as_well(house: House, kind: str) -> None:
+    queue = house.queue(house.a_name())
+    down = house.strike(queue.path)
+    with house.client(kind, enable_syphon=True, backlog_queue_count=1, ping_primary_interval=1800) as client:
+        assert client.get_queue_sender(queue.path).send_messages(text()).route is Route.BACKLOG
+        client.seen.next(PingFailed)
+        client.fail_over(queue.path)
+        assert [one.forced for one in client.seen.all(FailedOver)] == [False, True]
+        eventually(lambda: client.status().syphon.held_back == (queue.path,))
+        house.mend(down)
+        reached = house.counting(queue.path, Operation.SEND)
+        eventually(lambda: house.backlog(client).counters.deferred == 1)
+        assert (reached.fired, queue.activity.received) == (0, 0)
+        client.fail_back(queue.path)
+        eventually(lambda: queue.activity.received == 1)
+
+
 def test_logs_tell_of_the_failover_and_hold_no_body_and_no_key(
     house: House, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,8 +139,8 @@ def test_what_is_scheduled_in_failover_has_a_negative_number_that_cancels_nothin
         numbers = sender.schedule_messages([text(), text()], in_an_hour())
         assert len(set(numbers)) == 2
         assert max(numbers) < 0 < direct
-        eventually(lambda: queue.counters.scheduled == 3)
         client.fail_back(queue.path)
+        eventually(lambda: queue.counters.scheduled == 3)
         with pytest.raises(ScheduledInBacklogError, match=str(numbers[0])):
             sender.cancel_scheduled_messages([direct, *numbers])
         assert queue.counters.scheduled == 3

@@ -169,3 +169,49 @@ async def test_twenty_destinations_and_one_is_down_for_good() -> None:
         )
         assert report.destinations["gone"].parked == 30
         assert pair.backlog.activity.delivered == 20 * 30
+
+
+# ---- held back by order ----
+
+
+async def test_a_destination_that_is_held_back_gets_nothing_and_the_others_go_on(pair: Pair) -> None:
+    await pair.put(mixed(MANY))
+    host = pair.host()
+    host.hold_back("Bills")  # however it is spelt, and before anything runs
+    sends = counting(pair.primary, "bills", Operation.SEND, Operation.ATTACH)
+    await host.start()
+    try:
+        await pair.until("orders", MANY)
+        await eventually(lambda: pair.backlog.counters.deferred == MANY and pair.backlog.counters.active == 0)
+        assert (host.status().held_back, host.status().down) == (("bills",), ())
+        await asyncio.sleep(MOMENT)
+        assert sends.fired == 0
+        assert pair.backlog.activity.delivered == 2 * MANY  # each was received once
+        host.let_go("bills")
+        await eventually(lambda: pair.is_backlog_empty)
+        assert host.status().held_back == ()
+    finally:
+        await host.close()
+    assert await pair.arrived("bills") == bodies(range(MANY))
+
+
+async def test_a_destination_can_be_held_back_in_the_middle_and_its_order_is_kept(pair: Pair) -> None:
+    await pair.put(numbered("bills", range(MANY)))
+    async with pair.running(options={"rate": 100}) as host:
+        await pair.until("bills", 10)
+        host.hold_back("bills")
+        await eventually(lambda: pair.backlog.counters.active == 0)
+        arrived = pair.queue("bills").activity.received
+        assert pair.backlog.counters.deferred == MANY - arrived > 0
+        await asyncio.sleep(MOMENT)
+        assert pair.queue("bills").activity.received == arrived
+        host.let_go("bills")
+        await pair.until("bills", arrived + 5)
+        host.hold_back("bills")  # while they are being fetched, too
+        await asyncio.sleep(MOMENT)
+        arrived = pair.queue("bills").activity.received
+        await asyncio.sleep(MOMENT)
+        assert pair.queue("bills").activity.received == arrived < MANY
+        host.let_go("bills")
+        await eventually(lambda: pair.is_backlog_empty)
+    assert await pair.arrived("bills") == bodies(range(MANY))

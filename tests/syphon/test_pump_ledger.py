@@ -11,6 +11,7 @@ from tests.syphon.bus import MOMENT, PATIENCE, eventually
 from tests.syphon.pumping import BACKLOG, Pair, bodies, counting, numbered
 
 from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Operation
+from twinbus.pairing.events import Event, EventBus, PumpStopped
 from twinbus.syphon import AmqpError
 from twinbus.syphon.drain import CALM
 from twinbus.syphon.errors import TimedOut
@@ -204,3 +205,43 @@ async def test_a_syphon_that_waits_for_its_ledger_can_be_closed(pair: Pair) -> N
     async with promptly(LOCK / 2):
         await host.close()
     assert asyncio.all_tasks() == before
+
+
+# ---- a ledger that answers late ----
+
+
+async def test_what_becomes_durable_late_is_completed_and_not_given_back(pair: Pair) -> None:
+    loop = asyncio.get_running_loop()
+    ledger = Ledger()
+    await pair.put(numbered("orders", range(MESSAGES)))
+    started = loop.time()
+    async with promptly(LOCK):
+        drain = asyncio.create_task(pair.drain(flush=ledger.flush))
+        await pair.until("orders", 1)
+        # Its time is over when nothing more is taken; the locks hold yet.
+        await eventually(lambda: loop.time() - started > LOCK / 3 * 1.2)
+        assert (pair.backlog.activity.completed, pair.backlog.locked) == (0, pair.backlog.activity.delivered)
+        while not drain.done():
+            ledger.answer()
+            await asyncio.sleep(0.01)
+        with pytest.raises(AmqpError, match="nothing was durable within"):
+            await drain
+    received = pair.queue("orders").activity.received
+    assert 0 < pair.backlog.activity.completed == received
+    assert pair.backlog.locked == 0
+    ledger.answers = True
+    await pair.drain(flush=ledger.flush)
+    assert pair.is_backlog_empty
+    assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))  # nothing came twice
+
+
+async def test_a_pump_that_has_stopped_is_an_event(pair: Pair) -> None:
+    ledger, events = Ledger(), EventBus()
+    ledger.error = OSError("disk full")
+    seen: list[Event] = []
+    events.subscribe(seen.append)
+    await pair.put(numbered("orders", range(5)))
+    with pytest.raises(AmqpError, match="the ledger failed") as caught:
+        await pair.drain(flush=ledger.flush, events=events)
+    stopped = [event for event in seen if isinstance(event, PumpStopped)]
+    assert [(one.queue, one.error) for one in stopped] == [(BACKLOG, caught.value)]

@@ -24,13 +24,13 @@ from twinbus.operations.dead_letters import CannotReplay, DeadLetter, Replay, Re
 from twinbus.pairing.naming import entity_key
 from twinbus.syphon.errors import AmqpError
 
+from .exits import BAD_USAGE
 from .namespaces import JsonOption, Pair, PrimaryNameOption, PrimaryOption, QueuesOption, SecondaryOption
 from .text import printable, size
 
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`
     from twinbus.ledger.writer import LedgerWriter
 
-BAD_USAGE = 2
 DEFAULT_LIMIT = 1000
 LEDGER_SECONDS = 20.0  # a third of a lock
 _Result = TypeVar("_Result")

@@ -17,11 +17,12 @@ from twinbus.broker.durations import TICKS_PER_SECOND
 from twinbus.broker.toml_table import BadValue, duration, size
 from twinbus.ledger.recorder import Stage
 
+from .exits import BAD_USAGE
+
 if TYPE_CHECKING:  # loaded when a command runs: the other commands do without
     from twinbus.pipeline.billing import Bill
     from twinbus.pipeline.estimate import Estimate
 
-BAD_USAGE = 2
 MAX_SIZE = 100 * 1024 * 1024
 _MAX_DIGITS = 30
 _CENT = Decimal("0.01")
@@ -64,7 +65,7 @@ def _number_or_text(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else text
 
 
-def _decimal(option: str, text: str) -> Decimal:
+def decimal(option: str, text: str) -> Decimal:
     try:
         number = Decimal(text if len(text) <= _MAX_DIGITS else "NaN")
     except InvalidOperation:
@@ -123,14 +124,14 @@ def estimate(
     try:
         book = load_prices(prices)
         if transfer_per_gb is not None:
-            price = checked_price("--transfer-per-gb", _decimal("--transfer-per-gb", transfer_per_gb))
+            price = checked_price("--transfer-per-gb", decimal("--transfer-per-gb", transfer_per_gb))
             book = replace(book, transfer_per_gb=price)
         scenario = Scenario(
             backlog_queues=backlog_queues,
             entities=entities,
             clients=clients,
             syphons=syphons,
-            rate=_decimal("--rate", rate),
+            rate=decimal("--rate", rate),
             size=_bytes("--size", message_size),
             subscriptions=subscriptions,
             outage=_seconds("--outage", outage),
@@ -141,7 +142,7 @@ def estimate(
             failover_interval=_seconds("--failover-interval", failover_interval),
             is_pinging=not link_probe,
             connections=connections,
-            drain_rate=None if drain_rate is None else _decimal("--drain-rate", drain_rate),
+            drain_rate=None if drain_rate is None else decimal("--drain-rate", drain_rate),
         )
         contract = Contract(
             primary=primary_tier,

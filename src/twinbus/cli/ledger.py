@@ -16,12 +16,12 @@ from rich.table import Table
 from twinbus.ledger.errors import LedgerError, reason_of
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
 
+from .exits import BAD_USAGE
 from .text import printable
 
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`, which the other commands do without
     from twinbus.ledger.reading import SetAside
 
-BAD_USAGE = 2
 DEFAULT_LIMIT = 50
 _CODES: dict[str, type[IntEnum]] = {
     "namespace": NamespaceRole,

@@ -8,6 +8,8 @@ import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 
+LEVELS = ("debug", "info", "warning", "error")
+
 
 class LogFormat(StrEnum):
     TEXT = "text"

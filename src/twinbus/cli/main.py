@@ -24,6 +24,8 @@ HOMES = {
     "cost": "cost:app",
     "backlog": "backlog:app",
     "status": "status:status",
+    "pipeline": "pipeline:app",
+    "report": "report:report",
 }
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import signal
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -19,14 +17,12 @@ from twinbus.broker.profile import ProfileName
 from twinbus.broker.server import Server
 from twinbus.broker.store import Durability, StoreError
 
-from .logs import LogFormat, configure_logs
+from .event_loop import run_loop, spare_the_collector
+from .exits import BAD_USAGE
+from .logs import LEVELS, LogFormat, configure_logs
 
 DEFAULT_NAMESPACE = "contoso=5672"
 DEFAULT_DATA = Path(".twinbus")
-BAD_USAGE = 2
-LEVELS = ("debug", "info", "warning", "error")
-_T = TypeVar("_T")
-COLLECT_AFTER = 50_000  # new objects between two looks for garbage; the usual 700 are those of some 30 messages
 
 
 def serve(
@@ -107,15 +103,6 @@ def _settings(names: list[str] | None, file: Path | None) -> Config:
     return replace(config, namespaces=tuple(by_name.values()))
 
 
-def run_loop(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run on the fastest event loop there is."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    return uvloop.run(main)
-
-
 async def _serve(config: Config, control_port: int, as_json: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -127,16 +114,6 @@ async def _serve(config: Config, control_port: int, as_json: bool) -> None:
         await stop.wait()
     if not as_json:
         print("stopped", flush=True)
-
-
-def spare_the_collector() -> None:
-    """Look for garbage seldom, and not among what was loaded: messages that wait for a commit are no garbage.
-
-    Looking through them again and again takes a third of the time under load; what is dropped is freed at once anyway.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER)
 
 
 def _as_json(server: Server) -> str:

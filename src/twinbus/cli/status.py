@@ -23,10 +23,10 @@ from twinbus.syphon.connection import Connection
 from twinbus.syphon.connector import Side
 from twinbus.syphon.errors import AmqpError
 
+from .exits import BAD_USAGE
 from .namespaces import JsonOption, Pair, PrimaryNameOption, PrimaryOption, QueuesOption, SecondaryOption
 from .text import age, printable, size
 
-BAD_USAGE = 2
 REACH_SECONDS = 15.0
 #: Messages that are looked at in each queue to see where they are to go.
 LOOK_AT = 2_000

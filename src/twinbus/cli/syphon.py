@@ -20,33 +20,30 @@ from rich.console import Console
 
 from twinbus.ledger.errors import ExtraMissing
 from twinbus.ledger.proof import LedgerMode, for_syphon
-from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.naming import backlog_path
 from twinbus.pairing.options import SyphonOptions
+from twinbus.pipeline.errors import PipelineError
 from twinbus.syphon import AmqpError
-from twinbus.syphon.connector import Side
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.report import DrainReport
 from twinbus.syphon.terms import MAX_LOCK_SECONDS, Terms
 
-from .logs import LogFormat, configure_logs
-from .serve import BAD_USAGE, LEVELS, run_loop, spare_the_collector
+from .event_loop import run_loop, spare_the_collector
+from .exits import BAD_USAGE
+from .logs import LEVELS, LogFormat, configure_logs
+from .namespaces import Pair, PrimaryNameOption, PrimaryOption, SecondaryOption
+from .spark_syphon import SparkSyphon, spark_settings
 
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`
     from twinbus.ledger.writer import LedgerWriter
 
-NAME_TIMEOUT = 30.0
 PROGRESS_EVERY = 1.0  # seconds
 PROGRESS_EVERY_WITHOUT_TERMINAL = 10.0
 
 
 def syphon(
-    primary: Annotated[
-        str, typer.Option(envvar="TWINBUS_PRIMARY", help="Connection string of the primary.", show_default=False)
-    ] = "",
-    secondary: Annotated[
-        str, typer.Option(envvar="TWINBUS_SECONDARY", help="Connection string of the secondary.", show_default=False)
-    ] = "",
+    primary: PrimaryOption = "",
+    secondary: SecondaryOption = "",
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="End when nothing is left that can be moved.")
     ] = False,
@@ -56,9 +53,7 @@ def syphon(
         typer.Option(metavar="PATH", help="Move only messages for this queue or topic. May be given again."),
     ] = None,
     queues: Annotated[int, typer.Option(min=1, help="How many backlog queues there are.")] = 10,
-    primary_name: Annotated[
-        str | None, typer.Option(help="First part of the backlog queues' paths, if the primary's host does not say.")
-    ] = None,
+    primary_name: PrimaryNameOption = None,
     order: Annotated[str | None, typer.Option(help="session: keep the order within each session.")] = None,
     ttl: Annotated[
         str, typer.Option(help="remaining: time in the backlog counts; restart: it does not.")
@@ -82,6 +77,27 @@ def syphon(
     ledger_mode: Annotated[
         str, typer.Option(help="required: complete nothing that the ledger does not have; best_effort: go on without.")
     ] = "required",
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Move with tasks of Spark, on this machine or a cluster.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until Ctrl-C, as without --until-empty. With --spark.")
+    ] = False,
+    pumps: Annotated[
+        int | None, typer.Option(min=1, help="Most pumps at a time. With --spark.", show_default="10")
+    ] = None,
+    slice_seconds: Annotated[
+        float | None,
+        typer.Option("--slice", metavar="SECONDS", help="Plan anew after so long. With --spark.", show_default="60"),
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where Spark runs, such as spark://host:7077. Else on this machine."),
+    ] = None,
+    remote: Annotated[
+        str | None, typer.Option(metavar="URL", help="A Spark Connect server, such as sc://host.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="What Spark gets, such as 4g.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Logs go to standard error.")] = LogFormat.TEXT,
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(LEVELS)}.")] = "error",
@@ -92,6 +108,8 @@ def syphon(
     that cannot be moved now; 2: bad usage.
 
     Example: twinbus syphon --until-empty --rate 500
+
+    Example: twinbus syphon --spark --until-empty --ledger ./ledger
     """
     if log_level.lower() not in LEVELS:
         _refuse(f"--log-level must be one of {', '.join(LEVELS)}, not {log_level!r}")
@@ -102,18 +120,35 @@ def syphon(
     ):
         if value not in known:
             _refuse(f"{name} must be {' or '.join(filter(None, known))}, not {value!r}")
+    if not spark:
+        for name, is_given in (
+            ("--watch", watch),
+            ("--pumps", pumps is not None),
+            ("--slice", slice_seconds is not None),
+            ("--master", master is not None),
+            ("--remote", remote is not None),
+            ("--memory", memory is not None),
+        ):
+            if is_given:
+                _refuse(f"{name} needs --spark")
+    elif watch and until_empty:
+        _refuse("--watch goes on for ever: give it or --until-empty")
     configure_logs(log_format, log_level)
     try:
-        sides = [_side(*given) for given in (("--primary", primary), ("--secondary", secondary))]
+        pair = Pair.of(primary, secondary, primary_name)
         options = SyphonOptions(rate=rate, destinations=destination or None)
         terms = Terms(options=options, ttl=ttl, order=order, lock_seconds=lock)  # type: ignore[arg-type]
-        namespace = Namespace.from_connection_string(primary)
-        if primary_name is not None:
-            backlog_path(primary_name, 0)
+        if spark:
+            settings = spark_settings(terms, pumps, slice_seconds, ledger, ledger_mode, log_level)  # type: ignore[arg-type]
+            _run_on_spark(SparkSyphon(pair, queues, settings, not until_empty, master, remote, memory), as_json)
+            return
         writer = _open_ledger(ledger)
     except ValueError as error:
         _refuse(str(error))
-    work = _Work(sides[0], sides[1], namespace, primary_name, queues, terms, until_empty, writer, ledger_mode)  # type: ignore[arg-type]
+    except (AmqpError, AzureError, OSError, PipelineError) as error:
+        typer.echo(f"twinbus syphon: {error}", err=True)
+        raise typer.Exit(1) from None
+    work = _Work(pair, queues, terms, until_empty, writer, ledger_mode)  # type: ignore[arg-type]
     try:
         with writer or nullcontext():
             report = run_loop(work.run())
@@ -124,6 +159,17 @@ def syphon(
     if writer is not None and writer.status().dropped_rows:
         typer.echo(f"twinbus syphon: {writer.status().dropped_rows} rows of the ledger are lost", err=True)
     _conclude(report, queues, until_empty and work.is_stopped)
+
+
+def _run_on_spark(work: SparkSyphon, as_json: bool) -> None:
+    report, is_stopped = work.run()
+    if as_json:
+        typer.echo(json.dumps(report.to_json()))
+    else:
+        typer.echo(as_text(report.drain))
+        if report.repeated:
+            typer.echo(f"{report.repeated} tasks were lost and repeated: what those had moved only the ledger knows")
+    _conclude(report.drain, work.count, is_stopped and not work.watch)
 
 
 def _conclude(report: DrainReport, queues: int, is_cut_short: bool) -> None:
@@ -140,16 +186,6 @@ def _conclude(report: DrainReport, queues: int, is_cut_short: bool) -> None:
 def _refuse(message: str) -> NoReturn:
     typer.echo(f"twinbus syphon: {message}", err=True)
     raise typer.Exit(BAD_USAGE)
-
-
-def _side(name: str, text: str) -> Side:
-    if not text:
-        variable = "TWINBUS_" + name.removeprefix("--").upper()
-        raise ValueError(f"{name} is missing: give a connection string, or set {variable}")
-    try:
-        return Side.from_connection_string(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def _open_ledger(url: str | None) -> LedgerWriter | None:
@@ -184,19 +220,14 @@ class _Work:
 
     def __init__(
         self,
-        primary: Side,
-        secondary: Side,
-        namespace: Namespace,
-        primary_name: str | None,
+        pair: Pair,
         count: int,
         terms: Terms,
         until_empty: bool,
         writer: LedgerWriter | None,
         ledger_mode: LedgerMode,
     ) -> None:
-        self._sides = primary, secondary
-        self._namespace = namespace
-        self._primary_name = primary_name
+        self._pair = pair
         self._count = count
         self._terms = terms
         self._until_empty = until_empty
@@ -211,9 +242,9 @@ class _Work:
 
     async def run(self) -> DrainReport:
         spare_the_collector()
-        name = self._primary_name or self._namespace.name or await self._ask_for_name()
+        name = await self._pair.primary_name()
         queues = [backlog_path(name, index) for index in range(self._count)]
-        host = SyphonHost(*self._sides, queues, self._with_ledger(name))
+        host = SyphonHost(self._pair.primary, self._pair.secondary, queues, self._with_ledger(name))
         drain = asyncio.create_task(host.drain(until_empty=self._until_empty))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -237,12 +268,6 @@ class _Work:
     async def _stop_when_told(self, host: SyphonHost) -> None:
         await self._stop.wait()
         host.stop()
-
-    async def _ask_for_name(self) -> str:
-        """A host that is an address says nothing: the namespace itself does."""
-        async with asyncio.timeout(NAME_TIMEOUT), self._namespace.administration() as administration:
-            properties = await administration.get_namespace_properties()
-        return str(properties.name)
 
 
 async def _show_progress(host: SyphonHost) -> None:

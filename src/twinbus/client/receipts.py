@@ -1,59 +1,98 @@
-"""What the recorder is told by the receivers of the primary."""
+"""What a recorder is told by receivers."""
 
 from __future__ import annotations
 
+import os
+import socket
+import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpMessageBodyType
 
-from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Outcome, Stage
-from twinbus.pairing.core import Pairing
-from twinbus.pairing.recording import record, recorded
+from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Outcome, Recorder, Stage
+from twinbus.pairing import sdk_seam
+from twinbus.pairing.ping import is_ping
+from twinbus.pairing.recording import Records, record, recorded
+
+
+def new_client_name() -> str:
+    """What the ledger calls this process if nobody says otherwise."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scribe:
+    """Who tells a recorder, where there is no pairing that does."""
+
+    name: str
+    client: str
+    recorder: Recorder
+
+    @classmethod
+    def named(cls, host: str, recorder: Recorder, name: str, client: str) -> Scribe:
+        """With names made from the namespace's host and this process where none are given.
+
+        Raises:
+            TypeError: it is no recorder.
+        """
+        if not callable(getattr(recorder, "record", None)):
+            raise TypeError(
+                f"recorder must have a method record, such as a LedgerWriter, not {type(recorder).__name__}"
+            )
+        return cls(name or host.partition(".")[0], client or new_client_name(), recorder)
 
 
 class Receipts:
     """Notes what one receiver does. Costs nothing where nobody records."""
 
-    def __init__(self, pairing: Pairing, entity: str) -> None:
-        self._pairing = pairing
+    def __init__(self, records: Records, entity: str) -> None:
+        self._records = records
         self._entity = entity
-        self._is_recording = not isinstance(pairing.recorder, NullRecorder)
+        self.is_recording = not isinstance(records.recorder, NullRecorder)
 
     def received(self, messages: Sequence[ServiceBusReceivedMessage], started: float) -> None:
         """A receive has ended that began at `started` of `time.perf_counter`: with messages, or without any."""
-        if not self._is_recording:
+        if not self.is_recording:
             return
         stage = Stage.PRIMARY_RECEIVE, NamespaceRole.PRIMARY, self._entity, started
         if not messages:
-            record(self._pairing, OperationKind.RECEIVE, *stage, outcome=Outcome.EMPTY, count=0)
+            record(self._records, OperationKind.RECEIVE, *stage, outcome=Outcome.EMPTY, count=0)
         for message in messages:
             record(
-                self._pairing,
+                self._records,
                 OperationKind.RECEIVE,
                 *stage,
-                message_id=message.message_id,
+                # A ping is no message of anybody, though a service may give it an id.
+                message_id=None if is_ping(message) else message.message_id,
                 sequence_number=message.sequence_number,
                 delivery_count=message.delivery_count,
-                bytes=_body_size(message),
+                bytes=_size(message),
             )
 
     def noted(
         self, kind: OperationKind, message: ServiceBusReceivedMessage | None = None
     ) -> AbstractContextManager[None]:
         """Around anything else that a receiver asks the broker for."""
-        if not self._is_recording:
+        if not self.is_recording:
             return nullcontext()
         columns: dict[str, Any] = {}
         if message is not None:
             columns = {"message_id": message.message_id, "sequence_number": message.sequence_number}
         stage = Stage.PRIMARY_RECEIVE, NamespaceRole.PRIMARY, self._entity
-        return recorded(self._pairing, kind, *stage, **columns)
+        return recorded(self._records, kind, *stage, **columns)
 
 
-def _body_size(message: ServiceBusReceivedMessage) -> int:
-    """The bytes of the body; the SDK does not tell the size of a message it has received, nor of its other parts."""
+def _size(message: ServiceBusReceivedMessage) -> int:
+    """The bytes of a message as it came; of the body alone where the SDK does not let us see more.
+
+    That is so for messages of more than one frame, 64 KB, and for deferred ones.
+    """
+    size = sdk_seam.received_size(message)
+    if size is not None:
+        return size
     is_data = message.body_type is AmqpMessageBodyType.DATA
     return sum(map(len, message.body)) if is_data else len(str(message))

@@ -12,10 +12,12 @@ from typing import Any
 
 from twinbus.ledger.proof import for_syphon
 from twinbus.ledger.recorder import DurableRecorder, NamespaceRole, Recorder
+from twinbus.pairing import events
 from twinbus.pairing.background import Background
 from twinbus.pairing.backlog import ListedQueue, list_backlog
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Event, Faulted
+from twinbus.pairing.failover import FailedOver
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.tasks import Tasks
 from twinbus.syphon.connector import Side
@@ -48,7 +50,7 @@ class Runtime:
         self._tasks.open()
         await self.background.start()
         if self._pairing.options.enable_syphon:
-            self._forget = self._pairing.events.subscribe(self._stop_after_fault)
+            self._forget = self._pairing.events.subscribe(self._follow)
             self._tasks.begin(self._run_syphon)
 
     async def close(self) -> None:
@@ -89,15 +91,33 @@ class Runtime:
             lock_seconds=self.background.standby.lock_seconds,
         )
         self.syphon = SyphonHost(Side.of(self._primary), Side.of(self._secondary), queues, terms)
+        for entity in pairing.entities():
+            state = pairing.state_of(entity)
+            if isinstance(state, FailedOver) and state.is_forced:
+                self.syphon.hold_back(entity.path)
         await self.syphon.start()
 
     async def _stop_syphon(self) -> None:
         if self.syphon is not None:
             await self.syphon.close()
 
-    def _stop_after_fault(self, event: Event) -> None:
+    def _follow(self, event: Event) -> None:
+        """What the syphon has to do when something happens; from any thread."""
         if isinstance(event, Faulted):
             self._tasks.call_from_any_thread(self._tasks.begin, self._stop_syphon)
+        elif isinstance(event, events.FailedOver) and event.forced:
+            self._tasks.call_from_any_thread(self._hold_back, event.entity)
+        elif isinstance(event, events.Recovered):
+            self._tasks.call_from_any_thread(self._let_go, event.entity)
+
+    def _hold_back(self, entity: str) -> None:
+        """Whoever forces a failover wants the primary entity left alone, by the syphon, too."""
+        if self.syphon is not None:
+            self.syphon.hold_back(entity)
+
+    def _let_go(self, entity: str) -> None:
+        if self.syphon is not None:
+            self.syphon.let_go(entity)
 
     # ---- close and fault ----
 

@@ -17,7 +17,7 @@ from typing import Any
 from . import layout
 from .errors import LedgerError
 from .reading import Day, LedgerFile, NotALedgerFile, SetAside, survey
-from .schema import new_file_writer, pa
+from .schema import new_file_writer, pa, pc
 from .store import Store, open_store
 from .writer import OLD_TEMP_US
 
@@ -157,7 +157,7 @@ def _merge(store: Store, day: Day, group: list[str], terms: _Terms, done: Compac
         return
     # Files that an input has replaced, and that are still there, would come to life again when the input is removed.
     covered = {name for name, by in day.selection.replaced.items() if by in inputs}
-    rows = pa.concat_tables(tables).sort_by("ts")
+    rows = _each_once(pa.concat_tables(tables)).sort_by("ts")
     data = BytesIO()
     with new_file_writer(data, covered.union(inputs)) as writer:
         writer.write_table(rows, row_group_size=ROW_GROUP)
@@ -169,3 +169,11 @@ def _merge(store: Store, day: Day, group: list[str], terms: _Terms, done: Compac
     store.put(day.folder, str(new), data.getvalue())
     done.replaced_files += len(inputs)
     done.rows += rows.num_rows
+
+
+def _each_once(rows: pa.Table) -> pa.Table:
+    """Without rows that are there again: readers need not compare the rows of one file with each other."""
+    if pc.count_distinct(rows["op_id"]).as_py() == rows.num_rows:
+        return rows
+    numbered = rows.select(["op_id"]).append_column("number", pa.array(range(rows.num_rows), pa.int64()))
+    return rows.take(numbered.group_by("op_id").aggregate([("number", "min")])["number_min"])

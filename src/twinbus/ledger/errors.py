@@ -3,6 +3,8 @@
 LedgerError
 ├── ExtraMissing     the libraries that read and write its files are not installed
 ├── NotDurable       rows that are proof could not be stored in time, or at all
+│   ├── NotDurableYet    not in time: they may still be
+│   └── RowsDropped      some never will be; everything else is
 ├── LedgerClosed     the writer was closed
 ├── LedgerNotFound   there is no such folder
 └── LedgerChanged    files were compacted away while they were being read
@@ -24,6 +26,18 @@ class ExtraMissing(LedgerError, ImportError):  # noqa: N818 - what it is
 
 class NotDurable(LedgerError):  # noqa: N818 - what it is
     """Rows are not, or not surely, in the ledger: what they would prove must not be done."""
+
+
+class NotDurableYet(NotDurable):
+    """Rows are not in the ledger in time. If they get there after all, the flush calls back once more."""
+
+
+class RowsDropped(NotDurable):
+    """Of the rows recorded so far `count` were dropped and never will be in the ledger. All others are in it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("rows of the ledger were dropped")
+        self.count = count
 
 
 class LedgerClosed(LedgerError):  # noqa: N818 - what happened

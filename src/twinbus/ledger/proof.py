@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Literal
 
-from .errors import NotDurable, reason_of
+from .errors import NotDurable, NotDurableYet, RowsDropped, reason_of
 from .recorder import DurableRecorder, Operation, Recorder
 
 #: A third of the lock of a backlog queue's messages.
@@ -38,12 +38,12 @@ class Proof:
         self._writer = writer
         self._deadline = deadline
         self._unfit_before = writer.unfit_rows
-        self._dropped = False
+        self._dropped = 0
 
     def record(self, operation: Operation) -> None:
         """Take note of it. Never raises and never waits; the next flush does if there was no room."""
         if not self._writer.offer(operation):
-            self._dropped = True
+            self._dropped += 1
 
     def flush(self) -> None:
         """Wait until everything recorded so far is durable.
@@ -64,15 +64,27 @@ class Proof:
         self._raise(await ended)
 
     def on_loop(self, loop: asyncio.AbstractEventLoop) -> Flush:
-        """The flush that the syphon takes: it calls back on the event loop, with None or with a `NotDurable`."""
+        """The flush that the syphon takes: it calls back on the event loop, with None or with a `NotDurable`.
+
+        After a `NotDurableYet` it calls back once more, if within as much time again it is durable after all.
+        """
 
         def flush(done: OnDurable) -> None:
             future = self._writer.request_flush()
-            timer = loop.call_later(self._deadline, future.cancel)
+            is_late = False
+            timer: asyncio.TimerHandle
+
+            def be_late() -> None:
+                nonlocal is_late, timer
+                is_late, timer = True, loop.call_later(self._deadline, future.cancel)
+                done(self._not_yet())
+
+            timer = loop.call_later(self._deadline, be_late)
 
             def finish() -> None:
                 timer.cancel()
-                done(self._verdict(future))
+                if not (is_late and future.cancelled()):
+                    done(self._verdict(future))
 
             def tell(_: Future[None]) -> None:
                 with suppress(RuntimeError):  # the loop is closed, and with it everybody who could be told
@@ -89,14 +101,18 @@ class Proof:
 
     def _verdict(self, future: Future[None]) -> NotDurable | None:
         """What a flush that has ended was worth."""
-        if self._dropped or self._writer.unfit_rows > self._unfit_before:
-            return NotDurable("rows of the ledger were dropped")
         if future.cancelled():
-            cause = self._writer.last_error
-            why = "the store did not answer" if cause is None else reason_of(cause)
-            return _because(NotDurable(f"the ledger is not durable after {self._deadline:g} s: {why}"), cause)
+            return self._not_yet()
         error = future.exception()
-        return None if error is None else _because(NotDurable(f"the ledger is not durable: {error}"), error)
+        if error is not None:
+            return _because(NotDurable(f"the ledger is not durable: {error}"), error)
+        dropped = self._dropped + self._writer.unfit_rows - self._unfit_before
+        return RowsDropped(dropped) if dropped else None
+
+    def _not_yet(self) -> NotDurable:
+        cause = self._writer.last_error
+        why = "the store did not answer" if cause is None else reason_of(cause)
+        return _because(NotDurableYet(f"the ledger is not durable after {self._deadline:g} s: {why}"), cause)
 
 
 def _because(error: NotDurable, cause: BaseException | None) -> NotDurable:

@@ -129,6 +129,11 @@ class LedgerFile:
         self._file.close()
 
     @property
+    def footer(self) -> Any:
+        """What Parquet tells of the file: a `pyarrow.parquet.FileMetaData`."""
+        return self._parquet.metadata
+
+    @property
     def rows(self) -> int:
         return int(self._parquet.metadata.num_rows)
 

@@ -44,11 +44,22 @@ def identify(message: ServiceBusMessage) -> tuple[str, bool]:
     properties = message.raw_amqp_message.properties
     found: Any = None if properties is None else properties.message_id
     if found is None:
-        message.message_id = new = os.urandom(16).hex()
+        new = os.urandom(16).hex()
+        if properties is None:
+            message.message_id = new
+        else:
+            properties.message_id = new
         return new, True
     if isinstance(found, str):
         return found, False
     return found.decode(errors="replace") if isinstance(found, bytes) else str(found), False
+
+
+def unidentify(message: ServiceBusMessage) -> None:
+    """Take the id away that `identify` has given."""
+    properties = message.raw_amqp_message.properties
+    assert properties is not None
+    properties.message_id = None
 
 
 class EnvelopeBatch(ServiceBusMessageBatch):
@@ -94,7 +105,7 @@ class EnvelopeBatch(ServiceBusMessageBatch):
             self._taken.append(sdk_seam.snapshot(one))
         finally:
             if is_new:
-                one.message_id = None
+                unidentify(one)
 
     def _leave(self, room: int) -> None:
         if self._leaves_room:

@@ -29,7 +29,8 @@ from .events import (
     Recovered,
     Suspected,
 )
-from .failover import FailoverMachine, Healthy, Route, Routing, State, Transition
+from .failover import FailedOver as OverState
+from .failover import FailoverMachine, Healthy, Routing, State, Suspect, Transition
 from .naming import backlog_path, check_primary_name, entity_key
 from .options import SendAvailabilityOptions
 from .rotation import Rotation, SenderChoice
@@ -43,13 +44,13 @@ Clock = Callable[[], float]
 class Entity:
     """One queue or topic of the primary, as this pairing sees it."""
 
-    __slots__ = ("direct", "is_warned_of_size", "last_error", "machine", "needs_session", "path")
+    __slots__ = ("is_warned_of_size", "last_error", "machine", "needs_session", "path", "routed")
 
     def __init__(self, path: str, options: SendAvailabilityOptions) -> None:
         self.path = path
         self.machine = FailoverMachine(options.failover_interval, options.ping_primary_interval)
-        #: The answer for a healthy entity, kept because every send asks for it.
-        self.direct = Routing(Route.PRIMARY, self.machine.epoch)
+        #: The last answer that no clock will change, and in which state it was given: every send asks.
+        self.routed: tuple[State, Routing] = (self.machine.state, self.machine.route(0.0))
         #: Why the primary was last given up on, for events and `BacklogUnavailableError`.
         self.last_error: BaseException | None = None
         self.is_warned_of_size = False
@@ -133,12 +134,14 @@ class Pairing:
         if self._fault is not None:
             raise self._fault.with_traceback(None)
         # A question that changes nothing needs no lock, and every send asks it; usually not even the time matters.
-        machine = entity.machine
-        if type(machine.state) is not Healthy:
-            return machine.route(self.clock())
-        if entity.direct.epoch != machine.epoch:
-            entity.direct = Routing(Route.PRIMARY, machine.epoch)
-        return entity.direct
+        # States are never changed, only replaced: an answer kept for a state that is gone is not found again.
+        state = entity.machine.state
+        known, routing = entity.routed
+        if known is not state:
+            routing = entity.machine.route(self.clock())
+            if type(state) is not Suspect:
+                entity.routed = state, routing
+        return routing
 
     def sent_ok(self, entity: Entity, epoch: int) -> None:
         """The primary has accepted a send."""
@@ -159,7 +162,10 @@ class Pairing:
         """Send to the backlog, without pings, until `fail_back`."""
         entity = self.entity(path)
         with self._lock:
+            before = entity.machine.state
             transitions = entity.machine.force_over(self.clock())
+            if isinstance(before, OverState) and not before.is_forced:
+                transitions = [Transition.FAILED_OVER]  # it was over already, but not by order: that is news
         self._announce(entity, transitions, forced=True)
 
     def fail_back(self, path: str) -> None:
@@ -191,6 +197,8 @@ class Pairing:
 
         `for_session` is (destination, session id) where order within a session is kept.
         """
+        if for_session is None and not tried and (settled := choice.settled) is not None:
+            return settled  # the usual case
         with self._lock:
             restored = self._rotation.tick(self.clock())
             if for_session is None:
@@ -208,6 +216,12 @@ class Pairing:
             logger.warning("Backlog queue %s leaves the rotation: %s", self.queue_path(index), type(error).__name__)
             self.publish(BacklogQueueRetired(queue=self.queue_path(index), error=error))
         self.wake()
+
+    @property
+    def retired_count(self) -> int:
+        """How many backlog queues are out of rotation."""
+        with self._lock:
+            return len(self._rotation.retired)
 
     def retired_queues(self) -> dict[str, BaseException]:
         """The backlog queues out of rotation, and why."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
@@ -58,13 +59,21 @@ def wrap(message: Message, destination: str) -> AmqpAnnotatedMessage:
         ValueError: the destination, session id, time to live, expiry, creation or scheduled time is out of its bounds.
         TypeError: one of them is of a type that the SDK cannot send there.
     """
-    raw = copy.copy(_annotated(message))
-    kept: dict[str, Any] = {aliases.PATH: _bounded_text("destination", destination, 1, MAX_PATH_LENGTH)}
-    _clear_times(raw, kept)
-    _clear_session(raw, kept)
-    _clear_annotations(raw, kept)
-    own = {_own_name(name): value for name, value in (raw.application_properties or {}).items()}
-    raw.application_properties = own | kept
+    raw = _copied(_annotated(message))
+    kept: dict[str, Any] = {aliases.PATH: _path(destination)}
+    header, properties = raw.header, raw.properties
+    # Most messages have nothing to clear, and each is on the way of a send.
+    is_timed = properties is not None and (properties.creation_time or properties.absolute_expiry_time)
+    if is_timed or (header is not None and header.time_to_live is not None):
+        _clear_times(raw, kept)
+    if properties is not None and properties.group_id is not None:
+        _clear_session(raw, kept)
+    if raw.annotations:
+        _clear_annotations(raw, kept)
+    own: dict[Any, Any] = raw.application_properties or {}
+    if own:
+        kept = {_own_name(name): value for name, value in own.items()} | kept
+    raw.application_properties = kept  # type: ignore[assignment]  # a key may be a text or bytes
     return raw
 
 
@@ -158,19 +167,16 @@ def _clear_times(raw: AmqpAnnotatedMessage, kept: dict[str, Any]) -> None:
 
 def _clear_session(raw: AmqpAnnotatedMessage, kept: dict[str, Any]) -> None:
     # The backlog queue cannot check an id that it does not see, and the primary would refuse it too late.
-    if raw.properties is None or raw.properties.group_id is None:
-        return
-    kept[aliases.SESSION_ID] = _bounded_text("session_id", raw.properties.group_id, 0, MAX_SESSION_ID_LENGTH)
-    raw.properties = copy.copy(raw.properties)
-    raw.properties.group_id = None
+    assert raw.properties is not None
+    properties = raw.properties = copy.copy(raw.properties)
+    kept[aliases.SESSION_ID] = _bounded_text("session_id", properties.group_id, 0, MAX_SESSION_ID_LENGTH)
+    properties.group_id = None
 
 
 def _clear_annotations(raw: AmqpAnnotatedMessage, kept: dict[str, Any]) -> None:
     """The scheduled time; and what a broker wrote, if this is a message that was received and is sent again."""
-    if not raw.annotations:
-        return
     others = {}
-    for key, value in raw.annotations.items():
+    for key, value in (raw.annotations or {}).items():
         name = _name(key)
         if name == aliases.SCHEDULED_ANNOTATION:
             if value is not None:
@@ -187,6 +193,13 @@ def _own_name(name: Any) -> Any:
 
 def _annotated(message: Message) -> AmqpAnnotatedMessage:
     return message if isinstance(message, AmqpAnnotatedMessage) else message.raw_amqp_message
+
+
+def _copied(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:
+    """A copy that shares its parts: `copy.copy` takes five times as long."""
+    copied = object.__new__(type(raw))
+    copied.__dict__.update(raw.__dict__)
+    return copied
 
 
 def _name(key: Any) -> str:
@@ -207,6 +220,12 @@ def _creation_time() -> int:
 
 
 # ---- values of exact AMQP types, in the SDK's notation ----
+
+
+@lru_cache(maxsize=1024)
+def _path(destination: str) -> dict[str, Any]:
+    # The SDK can encode a plain text, too, but finds out by an exception what it is.
+    return {"TYPE": "STRING", "VALUE": _bounded_text("destination", destination, 1, MAX_PATH_LENGTH)}
 
 
 def _timespan(milliseconds: int) -> dict[str, Any]:

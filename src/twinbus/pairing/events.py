@@ -98,6 +98,14 @@ class Moved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PumpStopped(Event):
+    """The pump of a backlog queue has stopped for good: its messages stay there until a syphon is started anew."""
+
+    queue: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted(Event):
     """The pairing is out of order for good: every later call raises `PairedClientFaultedError`."""
 
@@ -150,6 +158,11 @@ class EventBus:
                 self._callbacks.pop(subscription, None)
 
         return unsubscribe
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether there is anybody to tell: where events are many they need not be made for nobody."""
+        return bool(self._callbacks)
 
     def publish(self, event: Event) -> None:
         """Tell everybody. A callback that raises is logged and changes nothing: sends must go on."""

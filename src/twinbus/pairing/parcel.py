@@ -10,7 +10,7 @@ from typing import Any
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from . import sdk_seam
-from .batch import AnyMessage, EnvelopeBatch, as_message, identify
+from .batch import AnyMessage, EnvelopeBatch, as_message, identify, unidentify
 from .envelope import MAX_PROPERTIES_SIZE, Oversize, encoded_size, overhead, oversize, wrap, wrap_all
 from .errors import EnvelopeTooLargeError
 
@@ -45,6 +45,8 @@ class Parcel(ABC):
     #: How often it was tried so far, and why the primary did not take it.
     attempts = 0
     primary_error: BaseException | None = None
+    #: The form for the backlog, once it was made, and the limit that it keeps.
+    _wrapped: tuple[int, Payload] | None = None
 
     def __init__(self, destination: str, message_ids: tuple[str, ...]) -> None:
         self.destination = destination
@@ -62,7 +64,7 @@ class Parcel(ABC):
     def accepted(self) -> None:
         """The call has succeeded."""
         for message in self.nameless:
-            message.message_id = None
+            unidentify(message)
 
     def sizes(self) -> list[int]:
         """The bytes of each message on the wire."""
@@ -91,6 +93,11 @@ class Parcel(ABC):
         Raises:
             EnvelopeTooLargeError: it is larger than `limit` bytes.
         """
+        if self._wrapped is None or self._wrapped[0] != limit:
+            self._wrapped = limit, self._wrap(limit)
+        return self._wrapped[1]
+
+    def _wrap(self, limit: int) -> Payload:
         messages = self.messages
         if len(messages) == 1:
             message = messages[0]
@@ -145,9 +152,6 @@ class Batched(Parcel):
     def messages(self) -> Sequence[ServiceBusMessage]:
         return self._batch.added() if isinstance(self._batch, EnvelopeBatch) else sdk_seam.messages_of(self._batch)
 
-    def sizes(self) -> list[int]:
-        return sizes_of(self._batch)
-
     def oversize(self, limit: int) -> Oversize | None:
         room = self._room()
         size = self._batch.size_in_bytes + room
@@ -188,11 +192,6 @@ class Scheduled(Parcel):
     @property
     def messages(self) -> list[ServiceBusMessage]:
         return self._messages
-
-
-def sizes_of(payload: Payload) -> list[int]:
-    """The bytes of each message on the wire."""
-    return sdk_seam.encoded_sizes(payload) if isinstance(payload, ServiceBusMessageBatch) else [encoded_size(payload)]
 
 
 def parcel_of(message: Any, destination: str) -> Parcel:

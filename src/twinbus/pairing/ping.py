@@ -12,6 +12,7 @@ from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
 
 from ._async.attempts import Link
 from .core import Entity, Pairing
+from .envelope import encoded_size
 from .policy import Cause, cause_of
 from .recording import recorded
 
@@ -56,5 +57,6 @@ async def ping(pairing: Pairing, entity: Entity, link: Link) -> None:
 
 
 async def _send(pairing: Pairing, entity: Entity, link: Link, message: ServiceBusMessage, ends: float) -> None:
-    with recorded(pairing, OperationKind.PING, Stage.PING, NamespaceRole.PRIMARY, entity.path):
+    size = encoded_size(message)
+    with recorded(pairing, OperationKind.PING, Stage.PING, NamespaceRole.PRIMARY, entity.path, bytes=size):
         await link.make(link.sender.send_messages, message, seconds=ends - time.monotonic())

@@ -5,20 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
+from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Recorder, Stage
 
-from .core import Pairing
 from .policy import Cause, cause_of
+
+
+class Records(Protocol):
+    """Who tells the recorder: a pairing, or a receiver without one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def client(self) -> str: ...
+
+    @property
+    def recorder(self) -> Recorder: ...
 
 
 @contextmanager
 def recorded(
-    pairing: Pairing, kind: OperationKind, stage: Stage, namespace: NamespaceRole, entity: str, **columns: Any
+    pairing: Records, kind: OperationKind, stage: Stage, namespace: NamespaceRole, entity: str, **columns: Any
 ) -> Iterator[None]:
     """Record the operation that is awaited within, and how it ended; `columns` are more of its fields."""
     started = time.perf_counter()
@@ -33,7 +45,7 @@ def recorded(
 
 
 def record(
-    pairing: Pairing,
+    pairing: Records,
     kind: OperationKind,
     stage: Stage,
     namespace: NamespaceRole,

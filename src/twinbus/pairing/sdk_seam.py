@@ -9,18 +9,32 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections.abc import Sequence
 from typing import Any
 
 import certifi
-from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
+from azure.servicebus import (
+    ServiceBusMessage,
+    ServiceBusMessageBatch,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiveMode,
+    ServiceBusReceiver,
+    ServiceBusSender,
+)
 from azure.servicebus._common.tracing import TraceAttributes
 from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._pyamqp.constants import SessionState, SessionTransferState
+from azure.servicebus._pyamqp.performatives import TransferFrame
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.aio import ServiceBusReceiver as AsyncServiceBusReceiver
 from azure.servicebus.aio import ServiceBusSender as AsyncServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
+from .tokens import AbortableCredential
+
 AnySender = ServiceBusSender | AsyncServiceBusSender
+
+_MAPPED, _OKAY = SessionState.MAPPED, SessionTransferState.OKAY
 
 
 # ---- connections ----
@@ -30,8 +44,9 @@ def prepare(sender: AnySender) -> None:
     """Make a new sender fit to be given up on; call it before the sender is opened.
 
     The SDK forgets the connection of a failed opening with its socket still open, hides the socket while TLS shakes
-    hands, and waits up to a second for its keep-alive to wake up whenever a link breaks. So the connection is
-    remembered, the handshake made reachable, and keeping alive left to `keep_alive`.
+    hands, waits for a credential for as long as that takes, and up to a second for its keep-alive to wake up whenever
+    a link breaks. So the connection is remembered, handshake and credential made reachable, and keeping alive left to
+    `listen`.
     """
     create = sender._create_handler
     config = sender._config
@@ -41,9 +56,15 @@ def prepare(sender: AnySender) -> None:
     def create_and_remember(auth: Any) -> None:
         create(auth)
         sender._twinbus_handler = sender._handler  # type: ignore[union-attr]
+        _keep_awake(sender)
 
     sender._create_handler = create_and_remember  # type: ignore[method-assign]
     sender._twinbus_keep_alive = float(interval or 0)  # type: ignore[union-attr]
+    # What the SDK signs itself has a type, and needs nobody's answer.
+    if isinstance(sender, ServiceBusSender) and not hasattr(sender._credential, "token_type"):
+        sender._credential = sender._twinbus_tokens = AbortableCredential(  # type: ignore[attr-defined, assignment]
+            sender._credential
+        )
     if isinstance(sender, ServiceBusSender) and config.use_tls:
         config.ssl_context = sender._twinbus_tls = _ReachableTls(  # type: ignore[attr-defined, assignment]
             config.ssl_context or _tls_context(config.connection_verify)
@@ -57,6 +78,9 @@ def abort(sender: AnySender | AsyncServiceBusReceiver) -> None:
     somebody who gave up on an opening has to call it again. The public `close` would first wait and write. For an
     asynchronous sender it must be called where its event loop runs.
     """
+    tokens = getattr(sender, "_twinbus_tokens", None)
+    if tokens is not None:
+        tokens.abort()
     tls = getattr(sender, "_twinbus_tls", None)
     if tls is not None and tls.handshaking is not None:
         _shut_down(tls.handshaking)
@@ -94,10 +118,43 @@ def is_open(sender: AnySender) -> bool:
 def opened(sender: AnySender) -> float:
     """Remember the connection of a sender that was just opened: if it breaks, the SDK drops it with its socket open.
 
-    Returns after how many idle seconds `listen` is to be called; 0: never.
+    From now on its messages are sent faster. Returns after how many idle seconds `listen` is to be called; 0: never.
     """
     _transport(sender)
+    for name in _ASKED_WHETHER_READY:
+        vars(sender._handler).pop(name, None)
+    _quicken(sender)
     return float(getattr(sender, "_twinbus_keep_alive", 0.0))
+
+
+# An opening takes about ten steps.
+_STEPS = 20
+_ASKED_WHETHER_READY = ("client_ready", "client_ready_async")
+
+
+def _keep_awake(sender: AnySender) -> None:
+    """Make a new connection be opened without naps: the SDK takes one of 50 ms after each step, half a second in all.
+
+    A step waits for the peer, so that this is no busy loop; and if nothing comes of so many steps there is a nap.
+    """
+    handler: Any = sender._handler
+    if isinstance(sender, ServiceBusSender):
+        is_ready = handler.client_ready
+
+        def is_ready_soon() -> bool:
+            return any(is_ready() for _ in range(_STEPS))
+
+        handler.client_ready = is_ready_soon
+    else:
+        is_ready_async = handler.client_ready_async
+
+        async def is_ready_soon_async() -> bool:
+            for _ in range(_STEPS):
+                if await is_ready_async():
+                    return True
+            return False
+
+        handler.client_ready_async = is_ready_soon_async
 
 
 def listen(sender: AnySender) -> Any:
@@ -171,7 +228,96 @@ def _abort_async(transport: Any) -> None:
         connection.transport.abort()
 
 
+# ---- transfers ----
+
+# More than a transfer has besides its message.
+_TRANSFER_ROOM = 512
+_COUNTERS = ("next_outgoing_id", "remote_incoming_window", "outgoing_window")
+
+
+class _WholeTransfer(TransferFrame):
+    """The transfer of a whole message, without the last fields, none of which it needs: each takes time to encode."""
+
+    payload: Any = b""
+
+
+def _quicken(sender: AnySender) -> None:
+    """Make a sender that is open write a message that fits one frame at once, and remember how large it was.
+
+    To see whether a message has to be split, the SDK encodes its frame twice; that is an eighth of all that a send
+    takes. What has to be split, traced or waited for is left to the SDK, as is everything if it has changed inside.
+    """
+    handler = sender._handler
+    session: Any = None if handler is None else handler._session
+    if session is None or not all(hasattr(session, name) for name in _COUNTERS):
+        return
+    connection, split = session._connection, session._outgoing_transfer
+
+    def transfer(delivery: Any, trace: Any) -> Any:
+        frame = delivery.frame
+        size = len(frame["payload"])
+        # Not the message itself: it may be large, and would be kept until the next one.
+        sender._twinbus_sent = id(delivery.message), size  # type: ignore[union-attr]
+        is_whole = size + _TRANSFER_ROOM <= connection._remote_max_frame_size
+        if not is_whole or trace or session.state is not _MAPPED or session.remote_incoming_window <= 0:
+            return split(delivery, trace)
+        number = frame["delivery_id"] = session.next_outgoing_id
+        fields = frame["handle"], number, frame["delivery_tag"], frame["message_format"], frame["settled"]
+        written = tuple.__new__(_WholeTransfer, fields)
+        written.payload, frame["payload"] = frame["payload"], b""
+        session.next_outgoing_id += 1
+        session.remote_incoming_window -= 1
+        session.outgoing_window -= 1
+        delivery.transfer_state = _OKAY
+        # A coroutine for an asynchronous sender, as the SDK's own is.
+        return connection._process_outgoing_frame(session.channel, written)
+
+    session._outgoing_transfer = transfer
+
+
+# ---- receivers ----
+
+
+def how_it_receives(
+    receiver: ServiceBusReceiver | AsyncServiceBusReceiver,
+) -> tuple[ServiceBusReceiveMode, float | None]:
+    """The mode of a receiver, and how long it waits for messages if nobody says; both were given to the client only."""
+    return receiver._receive_mode, receiver._max_wait_time
+
+
+def measure_received(receiver: ServiceBusReceiver | AsyncServiceBusReceiver) -> None:
+    """Let `received_size` know the messages that a receiver hands out from now on. The SDK forgets their bytes."""
+    build = receiver._build_received_message
+
+    def build_and_measure(received: Any) -> Any:
+        message, frame = build(received), received[0]
+        # Of a message that came in several frames only the first is here.
+        message._twinbus_size = None if frame[5] else len(frame[11])
+        return message
+
+    receiver._build_received_message = build_and_measure  # type: ignore[assignment]
+
+
+def received_size(message: ServiceBusReceivedMessage) -> int | None:
+    """The bytes of a message as it came; None if they were not seen."""
+    return getattr(message, "_twinbus_size", None)
+
+
 # ---- sizes ----
+
+
+def sent_sizes(sender: AnySender, payload: ServiceBusMessage | ServiceBusMessageBatch | None) -> Sequence[int]:
+    """The bytes of each message that was just sent; none if it was not, or another one was sent since.
+
+    The SDK forgets them, and to encode a message only to measure it would double the work.
+    """
+    if payload is None:
+        return ()
+    message: Any = payload._message
+    if isinstance(payload, ServiceBusMessageBatch):
+        return [len(encoded) for encoded in message[5]]
+    sent = getattr(sender, "_twinbus_sent", None)
+    return (sent[1],) if sent is not None and sent[0] == id(message) else ()
 
 
 def max_message_size(sender: AnySender) -> int:
@@ -252,8 +398,3 @@ def suit(payload: ServiceBusMessage | ServiceBusMessageBatch | None, sender: Any
 def messages_of(batch: ServiceBusMessageBatch) -> list[ServiceBusMessage]:
     """What is in a batch; nothing public tells."""
     return list(batch._messages)
-
-
-def encoded_sizes(batch: ServiceBusMessageBatch) -> list[int]:
-    """The bytes of each message in a batch."""
-    return [len(encoded) for encoded in batch._message[5]]

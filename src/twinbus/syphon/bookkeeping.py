@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from twinbus.ledger.recorder import (
@@ -17,6 +17,7 @@ from twinbus.ledger.recorder import (
 )
 
 from .errors import AmqpError, DeliveryFailed, MessageTooLarge, RequestFailed
+from .facts import Fact, fact_of
 
 if TYPE_CHECKING:
     from .moves import Move
@@ -30,13 +31,23 @@ _DONE = Outcome.DONE
 
 
 class Book:
-    """What the pump of one backlog queue tells the recorder."""
+    """What the pump of one backlog queue tells the recorder, and `tell` if somebody wants the facts of each message."""
 
-    def __init__(self, recorder: Recorder, pairing: str, client: str, queue: str) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        pairing: str,
+        client: str,
+        queue: str,
+        tell: Callable[[Fact], None] | None = None,
+        broker_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._record = recorder.record
         self._pairing = pairing
         self._client = client
         self._queue = queue
+        self._tell = tell
+        self._broker_ms = broker_ms
         #: Nobody reads: the rows need not be made.
         self.is_blank = isinstance(recorder, NullRecorder)
 
@@ -73,8 +84,10 @@ class Book:
 
     def settled(self, move: Move, kind: OperationKind, error: AmqpError | None) -> None:
         """A message of the backlog was completed, deferred, dead-lettered or given back."""
+        if self._tell is not None:
+            self._tell(fact_of(self._queue, move, kind, error, self._broker_ms()))
         if not self.is_blank:
-            self._of(move, kind, error)
+            self._of(move, kind, error, reason=move.reason if kind is OperationKind.DEAD_LETTER else None)
 
     def renewed(self, moves: Collection[Move], error: AmqpError | None) -> None:
         """Locks were started anew: each is an operation."""
@@ -86,6 +99,11 @@ class Book:
         """A receive has waited as long as it may, and got nothing."""
         self._about_queue(OperationKind.POLL, Stage.POLL, Outcome.EMPTY)
 
+    def returned(self, size: int) -> None:
+        """A message was received only to learn that there is one, and given back."""
+        self._about_queue(OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, Outcome.DONE, 1, size)
+        self._about_queue(OperationKind.ABANDON, Stage.BACKLOG_RECEIVE, Outcome.DONE, 1)
+
     def peeked(self, count: int, size: int, error: AmqpError | None) -> None:
         """The queue was looked through."""
         outcome = outcome_of(error) if error is not None or count else Outcome.EMPTY
@@ -95,7 +113,9 @@ class Book:
         """Deferred messages were asked for, and did not come."""
         self._about_queue(OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, outcome_of(error), count, 0, error)
 
-    def _of(self, move: Move, kind: OperationKind, error: AmqpError | None, size: int = 0) -> None:
+    def _of(
+        self, move: Move, kind: OperationKind, error: AmqpError | None, size: int = 0, reason: str | None = None
+    ) -> None:
         restored = move.restored
         self._record(
             send_operation(
@@ -111,7 +131,7 @@ class Book:
                 self._queue,
                 1,
                 size,
-                name_of(error),
+                name_of(error) or reason,
                 None,
                 restored.sequence_number,
                 restored.delivery_count,

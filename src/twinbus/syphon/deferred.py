@@ -22,8 +22,8 @@ PAGE = 500  # messages a look
 # Behind so many active messages in a row nothing is deferred: what is set aside was received first, and so many at
 # once are not received.
 MAX_ACTIVE_RUN = 4000
-_DEFERRED_STATE = 1
-_SCHEDULED_STATE = 2
+DEFERRED_STATE = 1
+SCHEDULED_STATE = 2
 
 
 @dataclass(slots=True)
@@ -37,13 +37,16 @@ class Look:
     is_complete: bool = False
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
+    """A message in a look: its state is 0 while it is active."""
+
     number: int
     state: int
     path: str
 
 
-def _seen(payload: bytes) -> _Seen:
+def seen_in(payload: bytes) -> Seen:
+    """What a look shows of a message. Raises `DecodeError`."""
     parts = sections.split_sections(payload)
     facts: dict[Any, bytes] = dict(sections.map_entries(parts.message_annotations))
     own: dict[Any, bytes] = dict(sections.map_entries(parts.application_properties))
@@ -57,7 +60,7 @@ def _seen(payload: bytes) -> _Seen:
     )
     if not isinstance(number, int) or not isinstance(state, int):
         raise DecodeError("the broker's annotations are of the wrong type")
-    return _Seen(number, state, path if isinstance(path, str) else "")
+    return Seen(number, state, path if isinstance(path, str) else "")
 
 
 async def look_through(management: Management, book: Book, first: int = 0, most: int | None = None) -> Look:
@@ -79,14 +82,14 @@ async def look_through(management: Management, book: Book, first: int = 0, most:
             break
         for payload in page:
             try:
-                seen = _seen(payload)
+                seen = seen_in(payload)
             except DecodeError as error:
                 raise RequestFailed(f"a peeked message cannot be read: {error}", "amqp:decode-error", 500) from error
             first, run = max(first, seen.number + 1), run + 1
-            if seen.state == _DEFERRED_STATE:
+            if seen.state == DEFERRED_STATE:
                 look.deferred[seen.number] = seen.path
                 run = 0
-            elif seen.state != _SCHEDULED_STATE:
+            elif seen.state != SCHEDULED_STATE:
                 look.active[seen.number] = seen.path
     return look
 
@@ -101,7 +104,7 @@ class Batch:
         self._gate = gate
         self._undecided = 0
         self._decided = asyncio.Event()
-        self._dead: list[tuple[Move, str, str]] = []
+        self._dead: list[tuple[Move, str]] = []
         self.moves: list[Move] = []
         #: The numbers that are no longer in the queue.
         self.gone: list[int] = []
@@ -123,7 +126,8 @@ class Batch:
         self._decide(move, OperationKind.COMPLETE)
 
     def dead_letter(self, move: Move, reason: str, description: str) -> None:
-        self._dead.append((move, reason, description[:MAX_TEXT]))
+        move.reason = reason
+        self._dead.append((move, description[:MAX_TEXT]))
         self._decide(move, OperationKind.DEAD_LETTER)
 
     def defer(self, move: Move) -> None:
@@ -149,12 +153,12 @@ class Batch:
             await self._decided.wait()
         await self._settle_group(OperationKind.COMPLETE, Settlement.COMPLETED, seconds)
         await self._settle_group(OperationKind.ABANDON, Settlement.ABANDONED, seconds)
-        for move, reason, description in self._dead:
-            error = await self._tell([move], Settlement.DEAD_LETTERED, seconds, reason, description)
+        for move, description in self._dead:
+            error = await self._tell([move], Settlement.DEAD_LETTERED, seconds, move.reason, description)
             self._book.settled(move, OperationKind.DEAD_LETTER, error)
             if error is None:
                 self.gone.append(move.restored.sequence_number)
-                if reason == EXPIRED:
+                if move.reason == EXPIRED:
                     move.lane.tally.expired += 1
                 else:
                     move.lane.tally.poison += 1

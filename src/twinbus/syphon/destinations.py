@@ -86,7 +86,16 @@ class Destinations:
 
     def down(self) -> tuple[str, ...]:
         """The destinations whose circuits are open."""
-        return tuple(sorted(key for key, circuit in self._circuits.items() if circuit.is_open))
+        return tuple(sorted(key for key, one in self._circuits.items() if one.is_open and not one.is_held))
+
+    def hold(self, key: str) -> None:
+        """Send nothing more to a destination, whatever becomes of it, until `release`."""
+        self.circuit(key).hold()
+        self._tell_ready(key)  # what waits for it is set aside
+
+    def release(self, key: str) -> None:
+        """Send to it again."""
+        self.circuit(key).release()
 
     # ---- links ----
 

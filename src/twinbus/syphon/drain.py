@@ -16,13 +16,15 @@ STEP = 0.05  # seconds between two looks at the pump
 CALM = 0.2  # seconds in which no message came, and none was settled
 # Locks that somebody holds run out in time; then the messages come to us.
 PATIENCE = 10.0
+EXTRA_CALM = 2.0  # seconds; where others are at work on the queue there is no hurry to leave
 
 
 class Drain:
     """Watches a pump, and finds out whether there is anything left to try."""
 
-    def __init__(self, pump: Pump) -> None:
+    def __init__(self, pump: Pump, is_extra: bool = False) -> None:
         self._pump = pump
+        self._is_extra = is_extra
         self._time = asyncio.get_running_loop().time
         self._tried: dict[str, int] = {}
         self._progress: tuple[int, ...] = ()
@@ -33,6 +35,8 @@ class Drain:
         while True:
             while not self._is_calm(intake):  # noqa: ASYNC110 - nothing happens when it is calm
                 await asyncio.sleep(STEP)
+            if self._is_extra:
+                return
             received = intake.received
             self._pump.is_examined = True
             try:
@@ -52,7 +56,7 @@ class Drain:
             not intake.open
             and not intake.is_paused
             and self._pump.retrieval.is_idle
-            and self._time() - intake.busy_at >= CALM
+            and self._time() - intake.busy_at >= (EXTRA_CALM if self._is_extra else CALM)
         )
 
     def _is_anything_left(self, look: Look) -> bool:

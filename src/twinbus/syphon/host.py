@@ -6,6 +6,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from twinbus.pairing.events import PumpStopped
+from twinbus.pairing.naming import entity_key
+
 from .connector import Connector, Side
 from .destinations import Destinations
 from .pacing import Backoff, Pace
@@ -37,6 +40,7 @@ class SyphonHost:
         self._tasks: list[asyncio.Task[None]] = []
         self._helpers: list[asyncio.Task[None]] = []
         self._started_at = 0.0
+        self._held: set[str] = set()
 
     async def start(self) -> None:
         """Begin to move messages; returns at once. What cannot be reached is tried again until `close`."""
@@ -54,6 +58,8 @@ class SyphonHost:
         ]
         pace = Pace(options.rate, least, most, loop.time())
         self._destinations = Destinations(primary, pace, least, most)
+        for key in self._held:
+            self._destinations.hold(key)
         self._pumps = [Pump(queue, secondary, self._destinations, self._terms) for queue in self._queues]
         self._helpers = [loop.create_task(connector.run()) for connector in self._connectors]
         self._tasks = [loop.create_task(self._watched(pump, until_empty)) for pump in self._pumps]
@@ -63,6 +69,7 @@ class SyphonHost:
             await pump.run(until_empty=until_empty)
         except Exception as error:
             logger.error("The pump of %s has stopped: %s", pump.queue, type(error).__name__)
+            self._terms.events.publish(PumpStopped(queue=pump.queue, error=error))
             raise
 
     async def drain(self, *, until_empty: bool = True) -> DrainReport:
@@ -85,7 +92,22 @@ class SyphonHost:
         """How things are."""
         primary, secondary = [one.connection is not None for one in self._connectors] or [False, False]
         down = () if self._destinations is None else self._destinations.down()
-        return SyphonStatus(primary, secondary, tuple(pump.status() for pump in self._pumps), down)
+        held_back = tuple(sorted(self._held))
+        return SyphonStatus(primary, secondary, tuple(pump.status() for pump in self._pumps), down, held_back)
+
+    def hold_back(self, destination: str) -> None:
+        """Send nothing to a destination until `let_go`: its messages are set aside in the backlog. On the loop."""
+        key = entity_key(destination)
+        self._held.add(key)
+        if self._destinations is not None:
+            self._destinations.hold(key)
+
+    def let_go(self, destination: str) -> None:
+        """Send to a destination again that was held back."""
+        key = entity_key(destination)
+        self._held.discard(key)
+        if self._destinations is not None:
+            self._destinations.release(key)
 
     def report(self) -> DrainReport:
         """What was done since the start."""

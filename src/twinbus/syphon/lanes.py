@@ -142,6 +142,9 @@ class Lane:
         """Send what waits, as far as credit and pace allow."""
         if self._is_kicking or not self.waiting:
             return
+        if self.circuit.is_held:
+            self.set_aside()
+            return
         destinations = self._traffic.destinations
         link = destinations.link(self.key)
         if link is None:

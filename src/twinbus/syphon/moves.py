@@ -145,5 +145,9 @@ class Memory:
         if len(self._accepted) > MAX_REMEMBERED:
             del self._accepted[next(iter(self._accepted))]
 
+    def forget_accepted(self) -> None:
+        """What was accepted cannot be proved: it is to be sent again."""
+        self._accepted.clear()
+
     def completed(self, number: int) -> None:
         self._accepted.pop(number, None)

@@ -40,6 +40,7 @@ logger = logging.getLogger("twinbus.syphon")
 
 ATTACH_TIMEOUT = 15.0
 CLOSE_TIMEOUT = 15.0
+GIVE_BACK_TIME = 3.0  # of these, for what the ledger did not confirm
 MAX_FAILURES = 3  # in a row, before a drain gives up
 LOOK_EVERY = 3600.0  # seconds between two looks for what other syphons have left behind
 CHECK_EVERY = 1.0
@@ -68,7 +69,15 @@ class Pump:
         self._secondary = secondary
         self._destinations = destinations
         self._terms = terms
-        self._book = Book(terms.recorder, terms.pairing, terms.client, queue)
+        self.restorer = Restorer(terms.ttl, terms.lock_seconds)
+        self._book = Book(
+            terms.recorder,
+            terms.pairing,
+            terms.client,
+            queue,
+            terms.on_settled,
+            lambda: self.restorer.broker_ms(self._loop.time()),
+        )
         self._memory = Memory()
         self._gate = LedgerGate(terms.flush, self._memory, lambda: self.restorer.seconds_to_move)
         self._management: Management | None = None
@@ -88,7 +97,6 @@ class Pump:
         self.is_examined = False
         self.lanes: dict[str, Lane] = {}
         self.intake: Intake | None = None
-        self.restorer = Restorer(terms.ttl, terms.lock_seconds)
         self._window = CreditWindow(self.restorer.seconds_to_move, options.rate, self._loop.time())
         self._traffic = Traffic(
             destinations,
@@ -247,7 +255,7 @@ class Pump:
         connection = await self._unless_closing(self._connected())
         if connection is None:
             return
-        look = await self._unless_closing(self.look())
+        look = Look() if self._terms.is_extra else await self._unless_closing(self.look())
         if look is None:
             return
         intake = Intake(
@@ -266,7 +274,7 @@ class Pump:
             return
         self._retire_intake()
         self.intake = intake
-        drain = self._loop.create_task(Drain(self).run(intake)) if until_empty else None
+        drain = self._loop.create_task(Drain(self, self._terms.is_extra).run(intake)) if until_empty else None
         ends: list[asyncio.Future[Any]] = [intake.ended, self._closing, self._gate.failed, *([drain] if drain else [])]
         try:
             intake.resume()
@@ -400,10 +408,18 @@ class Pump:
     # ---- ending ----
 
     async def _leave(self, intake: Intake) -> None:
-        """Take nothing more, give back what was not sent, and wait for the outcome of what was."""
-        until = self._loop.time() + CLOSE_TIMEOUT
+        """Take nothing more, give back what was not sent, and wait for the outcome of what was.
+
+        A ledger that stalls may still answer, for as long as the locks hold for sure; then there must be time to give
+        the messages back.
+        """
+        now = self._loop.time()
+        until = now + CLOSE_TIMEOUT
+        patient_until = now + min(CLOSE_TIMEOUT - GIVE_BACK_TIME, self.restorer.seconds_to_move)
         intake.retire()
         while not intake.is_quiet and self._loop.time() < until:
+            if self._gate.failed.done() and self._loop.time() >= patient_until:
+                self._gate.give_up()
             for lane in self.lanes.values():
                 for move in lane.withdraw(lambda move: move.source is intake):
                     intake.strand(move)

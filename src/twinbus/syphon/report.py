@@ -71,12 +71,16 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class SyphonStatus:
-    """The syphon as it is now. `down` are the destinations that failed when last tried."""
+    """The syphon as it is now.
+
+    `down` are the destinations that failed when last tried, `held_back` those that are left alone by order.
+    """
 
     primary_connected: bool
     secondary_connected: bool
     queues: tuple[QueueStatus, ...]
     down: tuple[str, ...]
+    held_back: tuple[str, ...] = ()
 
 
 def merge(statuses: Iterable[QueueStatus], seconds: float) -> DrainReport:

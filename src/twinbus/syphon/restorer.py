@@ -38,6 +38,10 @@ class Restorer:
             self._observe(payload, now)
         return restore(payload, now_ms=self._clock.now_ms(now), ttl=self._ttl)
 
+    def broker_ms(self, now: float) -> int:
+        """The time at the broker in milliseconds since the epoch, never ahead of it; 0 if it is not known yet."""
+        return self._clock.now_ms(now)
+
     def _observe(self, payload: bytes, now: float) -> None:
         try:
             locked_until = self._clock.observe(payload, now)

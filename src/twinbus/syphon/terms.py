@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from twinbus.ledger.recorder import NullRecorder, Recorder
@@ -9,6 +10,7 @@ from twinbus.pairing.events import EventBus
 from twinbus.pairing.options import Order, SyphonOptions, TimeToLive
 
 from .clock import MAX_LOCK_MS
+from .facts import Fact
 from .ledger_gate import Flush
 
 MAX_LOCK_SECONDS = MAX_LOCK_MS // 1000
@@ -20,7 +22,11 @@ class Terms:
 
     `flush` makes the recorder's rows durable: with it, a message is completed only when its move is. `lock_seconds` is
     the lock duration of the backlog queues, the longest if they differ, for whoever knows it: by it the time at the
-    broker is told. Otherwise it is learnt, and until then messages may live up to five minutes too long.
+    broker is told. Otherwise it is learnt, and until then messages may live up to five minutes too long. `on_settled`
+    is told of every message, on the event loop; it must not wait.
+
+    `is_extra`: another pump is on the same queue. What is set aside there, and whether anything is left, is its
+    business; this one takes what comes and ends when for a while nothing does.
 
     Raises `ValueError` for a lock duration that no queue can have.
     """
@@ -34,6 +40,8 @@ class Terms:
     events: EventBus = field(default_factory=EventBus)
     flush: Flush | None = None
     lock_seconds: float | None = None
+    on_settled: Callable[[Fact], None] | None = None
+    is_extra: bool = False
 
     def __post_init__(self) -> None:
         if self.lock_seconds is not None and not 1 <= self.lock_seconds <= MAX_LOCK_SECONDS:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
-import uuid
 from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
@@ -16,6 +13,7 @@ from azure.servicebus import ServiceBusReceiveMode, ServiceBusSessionFilter, Ser
 from azure.servicebus.aio import AutoLockRenewer
 
 from twinbus.ledger.recorder import NamespaceRole, Recorder
+from twinbus.pairing import metrics
 from twinbus.pairing._async.sender import PairedSender
 from twinbus.pairing.backlog import ListedQueue
 from twinbus.pairing.core import Pairing
@@ -25,6 +23,7 @@ from twinbus.pairing.options import SendAvailabilityOptions
 
 from ..checking import check_pair
 from ..partnership import SIDES, Partnership
+from ..receipts import new_client_name
 from ..runtime import Runtime
 from ..status import PairingStatus, status_of
 from .hosting import Host
@@ -63,8 +62,9 @@ class PairedServiceBusClient:
         options = options or SendAvailabilityOptions()
         self._namespaces = Namespace.of(primary, **client_options), Namespace.of(secondary, **client_options)
         primary_name = check_pair(*self._namespaces, options)
-        client = client or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        client = client or new_client_name()
         self._pairing = Pairing(options, primary_name, name=name, client=client, recorder=recorder)
+        self._end_metrics = metrics.watch(self._pairing)
         self._partnership = Partnership()
         self._runtime = Runtime(self._pairing, *self._namespaces, self._partnership)
         self._host = Host(self._runtime, self._failed_to_start)
@@ -127,6 +127,7 @@ class PairedServiceBusClient:
                 # The others have to be closed all the same.
                 logger.warning("A %s of %s did not close: %r", type(one).__name__, self._pairing.name, type(error))
         self._senders.clear()
+        self._end_metrics()
 
     # ---- senders ----
 
@@ -201,7 +202,7 @@ class PairedServiceBusClient:
             prefetch_count=prefetch_count,
             **kwargs,
         )
-        return PairedReceiver.of(receiver, self._pairing, queue_name, receive_mode, max_wait_time)
+        return PairedReceiver.of_pairing(receiver, self._pairing, receive_mode, max_wait_time)
 
     def get_subscription_receiver(
         self,
@@ -233,8 +234,7 @@ class PairedServiceBusClient:
             prefetch_count=prefetch_count,
             **kwargs,
         )
-        path = f"{topic_name}/Subscriptions/{subscription_name}"
-        return PairedReceiver.of(receiver, self._pairing, path, receive_mode, max_wait_time)
+        return PairedReceiver.of_pairing(receiver, self._pairing, receive_mode, max_wait_time)
 
     def list_queue_sessions(
         self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None

@@ -1,5 +1,5 @@
 # Generated from client/_async/receiver.py by `make generate`: change it there.
-"""Receivers of the primary that never show a ping, and tell the recorder what they do."""
+"""Receivers that never show a ping, and tell a recorder what they do."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Self, cast
 
-from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode, ServiceBusReceiver
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode, ServiceBusReceiver, ServiceBusSession
 
-from twinbus.ledger.recorder import OperationKind
+from twinbus.ledger.recorder import OperationKind, Recorder
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.ping import is_ping
+from twinbus.pairing.recording import Records
+from twinbus.pairing.sdk_seam import how_it_receives, measure_received
 
-from ..receipts import Receipts
+from ..receipts import Receipts, Scribe
 
 logger = logging.getLogger("twinbus.client")
 
@@ -24,10 +26,23 @@ logger = logging.getLogger("twinbus.client")
 DEFAULT_WAIT = 60.0
 
 
-class PairedReceiver(ServiceBusReceiver):
-    """The SDK's receiver, without pings: the service should never deliver one, and if it does it is settled here."""
+class RecordedSession(ServiceBusSession):
+    """The SDK's session of a receiver that records: to renew its lock is billed, whoever does it."""
 
-    _pairing: Pairing
+    _receiver: RecordedReceiver
+
+    def renew_lock(self, *, timeout: float | None = None, **kwargs: Any) -> datetime:
+        """As the SDK's."""
+        with self._receiver._noted(OperationKind.RENEW):
+            return super().renew_lock(timeout=timeout, **kwargs)
+
+
+class RecordedReceiver(ServiceBusReceiver):
+    """The SDK's receiver, which tells a recorder what it does, and shows no ping.
+
+    The service should never deliver a ping; if it does, it is settled here.
+    """
+
     _receipts: Receipts
     _default_wait: float
     _settles: bool
@@ -36,19 +51,25 @@ class PairedReceiver(ServiceBusReceiver):
     def of(
         cls,
         receiver: ServiceBusReceiver,
-        pairing: Pairing,
-        entity: str,
+        records: Records,
         receive_mode: ServiceBusReceiveMode | str,
         max_wait_time: float | None,
-    ) -> PairedReceiver:
+    ) -> Self:
         """Make one of a receiver of the SDK's client, which has no way to be asked for another class."""
         receiver.__class__ = cls
-        paired = cast(PairedReceiver, receiver)
-        paired._pairing = pairing
-        paired._receipts = Receipts(pairing, entity)
-        paired._default_wait = DEFAULT_WAIT if max_wait_time is None else max_wait_time
-        paired._settles = ServiceBusReceiveMode(receive_mode) is ServiceBusReceiveMode.PEEK_LOCK
-        return paired
+        made = cast(Self, receiver)
+        # With its sub-queue, if it has one: what comes from the dead letters does not arrive a second time.
+        made._receipts = Receipts(records, receiver.entity_path)
+        made._default_wait = DEFAULT_WAIT if max_wait_time is None else max_wait_time
+        made._settles = ServiceBusReceiveMode(receive_mode) is ServiceBusReceiveMode.PEEK_LOCK
+        if made._receipts.is_recording:
+            measure_received(receiver)
+            if receiver.session is not None:
+                receiver.session.__class__ = RecordedSession
+        return made
+
+    def _check(self) -> None:
+        """Raises if this receiver must not be used any more."""
 
     # ---- receiving ----
 
@@ -58,7 +79,7 @@ class PairedReceiver(ServiceBusReceiver):
         """As the SDK's; if only pings came, it goes on waiting for the rest of the time."""
         ends = time.monotonic() + (self._default_wait if max_wait_time is None else max_wait_time)
         while True:
-            self._pairing.check()
+            self._check()
             started = time.perf_counter()
             received = super().receive_messages(max_message_count, max_wait_time)
             self._receipts.received(received, started)
@@ -68,18 +89,18 @@ class PairedReceiver(ServiceBusReceiver):
                 return messages
 
     def __iter__(self) -> Iterator[ServiceBusReceivedMessage]:
-        self._pairing.check()
+        self._check()
         started = time.perf_counter()
         for message in super().__iter__():
             self._receipts.received([message], started)
             if self._without_pings([message]):
                 yield message
-            self._pairing.check()
+            self._check()
             started = time.perf_counter()
 
     def __next__(self) -> ServiceBusReceivedMessage:
         while True:
-            self._pairing.check()
+            self._check()
             started = time.perf_counter()
             message = super().__next__()
             self._receipts.received([message], started)
@@ -97,7 +118,7 @@ class PairedReceiver(ServiceBusReceiver):
         **kwargs: Any,
     ) -> list[ServiceBusReceivedMessage]:
         """As the SDK's."""
-        self._pairing.check()
+        self._check()
         started = time.perf_counter()
         received = super().receive_deferred_messages(sequence_numbers, timeout=timeout, **kwargs)
         self._receipts.received(received, started)
@@ -139,7 +160,7 @@ class PairedReceiver(ServiceBusReceiver):
     def _noted(
         self, kind: OperationKind, message: ServiceBusReceivedMessage | None = None
     ) -> AbstractContextManager[None]:
-        self._pairing.check()
+        self._check()
         return self._receipts.noted(kind, message)
 
     # ---- settling ----
@@ -176,3 +197,52 @@ class PairedReceiver(ServiceBusReceiver):
         """As the SDK's."""
         with self._noted(OperationKind.RENEW, message):
             return super().renew_message_lock(message, timeout=timeout, **kwargs)
+
+
+class PairedReceiver(RecordedReceiver):
+    """A receiver of the primary, made by a paired client."""
+
+    _pairing: Pairing
+
+    @classmethod
+    def of_pairing(
+        cls,
+        receiver: ServiceBusReceiver,
+        pairing: Pairing,
+        receive_mode: ServiceBusReceiveMode | str,
+        max_wait_time: float | None,
+    ) -> PairedReceiver:
+        """As `of`, for a pairing; when that has faulted so has its receiver."""
+        paired = cls.of(receiver, pairing, receive_mode, max_wait_time)
+        paired._pairing = pairing
+        return paired
+
+    def _check(self) -> None:
+        self._pairing.check()
+
+
+def record_receives(
+    receiver: ServiceBusReceiver, recorder: Recorder, *, pairing: str = "", client: str = ""
+) -> RecordedReceiver:
+    """Let a receiver of the SDK tell a ledger what arrives, so that reconciliation knows it from the receivers.
+
+        receiver = record_receives(client.get_queue_receiver("orders"), LedgerWriter("./ledger"))
+
+    It is the same receiver, and is used as before; receives, settlements and lock renewals are recorded, and pings are
+    skipped. All receivers of a queue or subscription should record, or what the others receive seems to be lost. Those
+    of a paired client that has a recorder do so by themselves. The recorder is yours to close, after the receiver.
+
+    Args:
+        pairing: What the ledger calls the pairing; the first part of the namespace's host unless you say otherwise.
+        client: What the ledger calls this process; made from host and process unless you say otherwise.
+
+    Raises:
+        TypeError: `receiver` is none of the SDK's synchronous receivers, or `recorder` cannot record.
+        ValueError: the receiver records already.
+    """
+    if not isinstance(receiver, ServiceBusReceiver):
+        raise TypeError(f"receiver must be an azure.servicebus.ServiceBusReceiver, not {type(receiver).__name__}")
+    if isinstance(receiver, RecordedReceiver):
+        raise ValueError(f"the receiver of {receiver.entity_path} records already")
+    scribe = Scribe.named(receiver.fully_qualified_namespace, recorder, pairing, client)
+    return RecordedReceiver.of(receiver, scribe, *how_it_receives(receiver))

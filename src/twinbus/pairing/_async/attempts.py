@@ -137,6 +137,30 @@ class Calls:
             pass
 
 
+class Aside:
+    """Does something that nobody waits for, one thing at a time. What goes wrong there is only logged."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Do it, unless something is being done."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._do(work, *arguments))
+
+    async def _do(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        try:
+            await work(*arguments)
+        except Exception as error:
+            logger.debug("Something was not done: %r", error)
+
+    async def close(self) -> None:
+        """End it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=ENDING)
+
+
 class Link:
     """A link to one entity. It is opened once, and thrown away when something is wrong with it.
 

@@ -53,6 +53,30 @@ class Turn:
             self._lock.release()
 
 
+class Aside:
+    """Does something that nobody waits for, one thing at a time. What goes wrong there is only logged."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def begin(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do it, unless something is being done."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._do, args=(work, *arguments), name="twinbus-aside", daemon=True)
+            self._thread.start()
+
+    def _do(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except Exception as error:
+            logger.debug("Something was not done: %r", error)
+
+    def close(self) -> None:
+        """Wait for its end, no longer than a few seconds."""
+        if self._thread is not None:
+            self._thread.join(ENDING)
+
+
 class Link:
     """A link to one entity. It is opened once, and thrown away when something is wrong with it.
 

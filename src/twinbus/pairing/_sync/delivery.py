@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Stage
+from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
 
 from .. import sdk_seam
 from ..core import Pairing
@@ -17,15 +16,19 @@ from ..deadlines import Budget, Pauses
 from ..errors import BacklogUnavailableError, EntityFailedOverError, EnvelopeTooLargeError
 from ..events import Diverted, OversizeWarning
 from ..failover import Route
-from ..parcel import Parcel, Payload, sizes_of
+from ..parcel import Parcel, Payload
 from ..policy import is_busy, retires_queue
 from ..recording import recorded
-from ..send_records import attempt_recorded
-from .attempts import Link, sleep
+from ..send_records import SendRecords, now
+from .attempts import Aside, Link, sleep
 from .lines import Line, ReroutedError
 
 #: What the primary returns: sequence numbers, if something was scheduled.
 Numbers = list[int] | None
+
+
+def _always() -> bool:
+    return True
 
 
 class Delivery:
@@ -43,13 +46,14 @@ class Delivery:
         self._entity = pairing.entity(path)
         self._path = path
         self._counts = pairing.options.policy.counts
-        self._is_recording = not isinstance(pairing.recorder, NullRecorder)
+        self._records = SendRecords(pairing)
         # A topic's sender is a queue's sender to the SDK, but for the name of an argument.
         self._primary = Line(lambda: primary_client.get_queue_sender(path, **options), path)
         self._backlog_client = backlog_client
         self._options = options
         self._backlog: dict[int, Line] = {}
         self._choice = pairing.new_choice()
+        self._aside = Aside()
 
     def bring(self, parcel: Parcel, budget: Budget) -> tuple[str | None, Numbers]:
         """Bring it where it is accepted: returns the path of the backlog queue, or None and what the primary returned.
@@ -78,6 +82,10 @@ class Delivery:
                     parcel.primary_error = error
                     pairing.sent_failed(entity, routing.epoch, error)
                     if pairing.options.while_suspect == "raise" and self._is_primary():
+                        # The next one may have to be diverted: then there is a link. In order to keep sessions in
+                        # order the queue is another for each of them, and nobody knows which.
+                        if session is None:
+                            self._aside.begin(self.open_standby, pairing.options.attempt_timeout)
                         raise
                     return self._divert(parcel, session, budget), None
                 pauses = pauses or Pauses()
@@ -100,25 +108,28 @@ class Delivery:
             self._check_size(parcel)
         if parcel.is_batch:
             sdk_seam.suit(payload, link.sender)
-        if payload is None or self._is_recording:
+        if payload is None or self._records.is_on:
             return self._recorded(link, parcel, payload, seconds)
         return link.make(link.sender.send_messages, payload, seconds=seconds)
 
-    def _recorded(self, link: Link, parcel: Parcel, payload: Payload | None, seconds: float) -> Numbers:
-        kind = OperationKind.SEND if parcel.at is None else OperationKind.SCHEDULE
-        with self._recording(kind, parcel, payload):
+    def _recorded(
+        self, link: Link, parcel: Parcel, payload: Payload | None, seconds: float, queue: str | None = None
+    ) -> Numbers:
+        """Send or schedule it, and record the attempt if anybody wants to know."""
+        sender, records, numbers = link.sender, self._records, None
+        started = now()
+        try:
             if payload is not None:
-                return link.make(link.sender.send_messages, payload, seconds=seconds)
-            return link.make(link.sender.schedule_messages, list(parcel.messages), parcel.at, seconds=seconds)
-
-    def _recording(
-        self, kind: OperationKind, parcel: Parcel, payload: Payload | None, queue: str | None = None
-    ) -> AbstractContextManager[None]:
-        """Record the attempt made within, if anybody wants to know."""
-        if not self._is_recording:
-            return nullcontext()
-        sizes = parcel.sizes() if payload is None else sizes_of(payload)
-        return attempt_recorded(self._pairing, kind, parcel, sizes, queue)
+                link.make(sender.send_messages, payload, seconds=seconds)
+            else:
+                numbers = link.make(sender.schedule_messages, list(parcel.messages), parcel.at, seconds=seconds)
+        except BaseException as error:
+            if records.is_on:
+                records.attempted(sender, parcel, payload, queue, started, error)
+            raise
+        if records.is_on:
+            records.attempted(sender, parcel, payload, queue, started)
+        return numbers
 
     def _is_primary(self) -> bool:
         return self._pairing.route(self._entity).route is Route.PRIMARY
@@ -219,7 +230,8 @@ class Delivery:
                 sleep(pause)
             else:
                 queue = self._backlog[index].path
-                pairing.publish(Diverted(entity=self._path, queue=queue, count=len(parcel.message_ids)))
+                if pairing.events.has_listeners:
+                    pairing.publish(Diverted(entity=self._path, queue=queue, count=len(parcel.message_ids)))
                 return queue
         errors = pairing.retired_queues() | {self._backlog[index].path: error for index, error in failed.items()}
         raise BacklogUnavailableError(self._path, parcel.primary_error or self._entity.last_error, errors)
@@ -236,23 +248,21 @@ class Delivery:
         return self._pairing.choose_queue(self._choice, failed, None if session is None else (self._path, session))
 
     def _store(self, parcel: Parcel, session: str | None, index: int, seconds: float) -> None:
-        line = self._backlog_line(index)
-        payload: Payload | None = None
-
-        def use(link: Link, parcel: Parcel, seconds: float) -> None:
-            nonlocal payload
-            if payload is None:
-                payload = parcel.wrapped(line.limit(parcel.is_batch))
-            sdk_seam.suit(payload, link.sender)
-            with self._recording(OperationKind.SEND, parcel, payload, line.path):
-                link.make(link.sender.send_messages, payload, seconds=seconds)
-
+        line = self._backlog.get(index) or self._backlog_line(index)
         sessions = self._pairing.diverted_sessions
-        followed = (
-            nullcontext() if sessions is None or session is None else sessions.diverting(self._path, [session], index)
-        )
-        with followed:
-            line.deliver(use, parcel, seconds, retires_queue, lambda: True)
+        if sessions is None or session is None:
+            line.deliver(self._to_backlog, (parcel, line), seconds, retires_queue, _always)
+            return
+        with sessions.diverting(self._path, [session], index):
+            line.deliver(self._to_backlog, (parcel, line), seconds, retires_queue, _always)
+
+    def _to_backlog(self, link: Link, load: tuple[Parcel, Line], seconds: float) -> Numbers:
+        parcel, line = load
+        payload = parcel.wrapped(line.limit(parcel.is_batch))
+        sdk_seam.suit(payload, link.sender)
+        if self._records.is_on:
+            return self._recorded(link, parcel, payload, seconds, line.path)
+        return link.make(link.sender.send_messages, payload, seconds=seconds)
 
     def _backlog_line(self, index: int) -> Line:
         line = self._backlog.get(index)
@@ -270,5 +280,6 @@ class Delivery:
 
     def close(self) -> None:
         """Close all lines."""
+        self._aside.close()
         for line in (self._primary, *self._backlog.values()):
             line.close()

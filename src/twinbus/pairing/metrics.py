@@ -1,0 +1,129 @@
+"""Metrics of pairings for OpenTelemetry, where it is installed: what has happened, and how things are.
+
+There is one set of instruments for the process, as OpenTelemetry has it; names and units are in docs/pairing.md. Who
+collects them, and where they go, is the business of the application's `MeterProvider`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from . import events
+from .core import Pairing
+from .failover import FailedOver, Healthy
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+# Events that are counted: instrument, unit, what it counts, and the fields of the event that tell them apart.
+_COUNTED: dict[type[events.Event], tuple[str, str, str, tuple[str, ...]]] = {
+    events.Suspected: ("twinbus.suspicions", "{suspicion}", "Failures that started an entity's timer", ("entity",)),
+    events.FailedOver: ("twinbus.failovers", "{failover}", "Entities that failed over", ("entity", "forced")),
+    events.Recovered: ("twinbus.recoveries", "{recovery}", "Entities that came back", ("entity", "forced")),
+    events.PingSent: ("twinbus.pings", "{ping}", "Pings and probes of entities", ("entity",)),
+    events.PingFailed: ("twinbus.pings.failed", "{ping}", "Those that did not get through", ("entity",)),
+    events.Diverted: ("twinbus.messages.diverted", "{message}", "Messages the backlog accepted", ("entity", "queue")),
+    events.Moved: ("twinbus.messages.moved", "{message}", "Messages the syphon brought home", ("entity", "queue")),
+    events.BacklogQueueRetired: ("twinbus.retirements", "{retirement}", "Queues that left the rotation", ("queue",)),
+    events.PumpStopped: ("twinbus.pumps.stopped", "{pump}", "Pumps that stopped for good", ("queue",)),
+    events.Faulted: ("twinbus.faults", "{fault}", "Pairings that faulted", ()),
+}
+
+
+def watch(pairing: Pairing) -> Callable[[], None]:
+    """Measure a pairing until the function that this returns is called. Without OpenTelemetry it does nothing."""
+    instruments = _instruments()
+    return _nothing if instruments is None else instruments.watch(pairing)
+
+
+def _nothing() -> None:
+    pass
+
+
+@cache
+def _instruments() -> Instruments | None:
+    try:
+        from opentelemetry.metrics import Observation, get_meter
+    except ImportError:
+        return None
+    return Instruments(get_meter("twinbus"), Observation)
+
+
+class Instruments:
+    """The instruments of the process."""
+
+    def __init__(self, meter: Meter, observation: type[Observation]) -> None:
+        self._observation = observation
+        self._lock = threading.Lock()
+        self._watched: WeakSet[Pairing] = WeakSet()
+        self._counters = {
+            kind: (meter.create_counter(name, unit, description), fields)
+            for kind, (name, unit, description, fields) in _COUNTED.items()
+        }
+        meter.create_observable_gauge(
+            "twinbus.entity.state", [self._states], "1", "0 healthy, 1 on probation, 2 suspect, 3 failed over"
+        )
+        meter.create_observable_gauge("twinbus.backlog.queues", [self._queues], "{queue}", "Queues in rotation")
+        meter.create_observable_gauge(
+            "twinbus.sessions.diverted", [self._sessions], "{session}", "Sessions that go through the backlog"
+        )
+
+    def watch(self, pairing: Pairing) -> Callable[[], None]:
+        with self._lock:
+            self._watched.add(pairing)
+        unsubscribe = pairing.events.subscribe(partial(self._happened, pairing))
+
+        def end() -> None:
+            unsubscribe()
+            with self._lock:
+                self._watched.discard(pairing)
+
+        return end
+
+    def _happened(self, pairing: Pairing, event: events.Event) -> None:
+        counted = self._counters.get(type(event))
+        if counted is not None:
+            counter, fields = counted
+            attributes = {f"twinbus.{name}": getattr(event, name) for name in fields}
+            counter.add(getattr(event, "count", 1), {"twinbus.pairing": pairing.name, **attributes})
+
+    # ---- how things are, asked for whenever somebody collects ----
+
+    def _pairings(self) -> list[Pairing]:
+        with self._lock:
+            return list(self._watched)
+
+    def _states(self, _: CallbackOptions) -> Iterable[Observation]:
+        # Two clients of a pairing may see an entity differently: what is worse is told.
+        states: dict[tuple[str, str], int] = {}
+        for pairing in self._pairings():
+            for entity in pairing.entities():
+                key = pairing.name, entity.path
+                states[key] = max(states.get(key, 0), _level(entity.machine.state))
+        for (name, path), level in states.items():
+            yield self._observation(level, {"twinbus.pairing": name, "twinbus.entity": path})
+
+    def _queues(self, _: CallbackOptions) -> Iterable[Observation]:
+        left: dict[str, int] = {}
+        for pairing in self._pairings():
+            count = pairing.options.backlog_queue_count - pairing.retired_count
+            left[pairing.name] = min(left.get(pairing.name, count), count)
+        return [self._observation(count, {"twinbus.pairing": name}) for name, count in left.items()]
+
+    def _sessions(self, _: CallbackOptions) -> Iterable[Observation]:
+        diverted: dict[str, int] = {}
+        for pairing in self._pairings():
+            if pairing.diverted_sessions is not None:
+                known = diverted.get(pairing.name, 0)
+                diverted[pairing.name] = max(known, pairing.diverted_sessions.count)
+        return [self._observation(count, {"twinbus.pairing": name}) for name, count in diverted.items()]
+
+
+def _level(state: Any) -> int:
+    if isinstance(state, Healthy):
+        return 0 if state.probation_until is None else 1
+    return 3 if isinstance(state, FailedOver) else 2

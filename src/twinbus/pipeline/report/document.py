@@ -1,0 +1,128 @@
+"""A report as data: what every form of it (terminal, JSON, HTML) is made of. docs/report.md is its contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .costs import Cost
+from .formats import iso
+from .happenings import Backlog, Incident, Timeline
+from .headline import Headline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from twinbus.pipeline.latency import Percentiles
+    from twinbus.pipeline.outages import Outage
+
+#: Within a format keys are only added.
+FORMAT = 1
+
+
+class Aside(NamedTuple):
+    """A file of the ledger that could not be read, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """What the report is about, in microseconds since the epoch."""
+
+    since: int
+    until: int
+    #: Whether somebody asked for it; else it is all that the results have.
+    is_chosen: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return {"since": iso(self.since), "until": iso(self.until), "is_chosen": self.is_chosen, "time_zone": "UTC"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the figures come from."""
+
+    results: str
+    snapshot: int
+    #: When the pipeline ran.
+    made_at: int | None
+    rows: int
+    files: int
+    versions: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "results": self.results,
+            "snapshot": self.snapshot,
+            "made_at": iso(self.made_at),
+            "rows": self.rows,
+            "files": self.files,
+            "versions": dict(self.versions),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Anomalies:
+    """Messages that are lost, unexpected, duplicated, …: the worst of them, and how many there are in all."""
+
+    #: Rows of the table of anomalies (`twinbus.pipeline.summary.ANOMALIES`).
+    shown: tuple[Mapping[str, Any], ...] = ()
+    count: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {"count": self.count, "shown": [_readable(one) for one in self.shown]}
+
+
+def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in row.items() if name not in ("first_us", "last_us")}
+    return {**found, "first_at": iso(row["first_us"]), "last_at": iso(row["last_us"])}
+
+
+def _outage(outage: Outage) -> dict[str, Any]:
+    times = ("suspected_at", "failed_over_at", "recovered_at", "drained_at")
+    return {**outage.as_json(), **{name: iso(getattr(outage, name)) for name in times}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What happened, whether anything is missing, and what it cost."""
+
+    made_at: int
+    source: Source
+    #: None if the ledger is empty.
+    period: Period | None
+    headline: Headline
+    #: `Summary.as_json()` of the reconciliation: about the whole ledger, whatever the period. None if there was none.
+    summary: Mapping[str, Any] | None
+    anomalies: Anomalies
+    outages: tuple[Outage, ...]
+    incidents: tuple[Incident, ...]
+    timelines: tuple[Timeline, ...]
+    backlog: Backlog
+    latency: tuple[Percentiles, ...]
+    #: None if the ledger is empty.
+    cost: Cost | None
+    #: Rows that the ledger says it lacks.
+    dropped_rows: int
+    set_aside: tuple[Aside, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented contract: times in ISO 8601 and UTC, amounts of money as texts with all their digits."""
+        return {
+            "format": FORMAT,
+            "made_at": iso(self.made_at),
+            "source": self.source.as_json(),
+            "period": self.period.as_json() if self.period else None,
+            "verdict": {**self.headline.as_json(), "valid": bool(self.summary and self.summary["valid"])},
+            "reconciliation": dict(self.summary) if self.summary is not None else None,
+            "anomalies": self.anomalies.as_json(),
+            "incidents": [one.as_json() for one in self.incidents],
+            "outages": [_outage(one) for one in self.outages],
+            "timeline": [one.as_json() for one in self.timelines],
+            "backlog": self.backlog.as_json(),
+            "latency": [one.as_json() for one in self.latency],
+            "cost": self.cost.as_json() if self.cost else None,
+            "gaps": {"dropped_rows": self.dropped_rows, "set_aside": [one._asdict() for one in self.set_aside]},
+        }

@@ -1,0 +1,155 @@
+"""The answer in a sentence: did everything arrive? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from .formats import number, plural
+
+
+class Word(StrEnum):
+    """The answer in a word, the worst first: the first that applies is the answer."""
+
+    #: Accepted messages did not arrive.
+    LOST = "lost"
+    #: Messages arrived that nobody sent.
+    UNEXPECTED = "unexpected"
+    #: The ledger has rows, but nobody has compared them yet.
+    NOT_RECONCILED = "not_reconciled"
+    #: Nothing is missing so far, and some messages are still on their way.
+    IN_FLIGHT = "in_flight"
+    #: Every message is accounted for, but some were put aside in the backlog and will not arrive by themselves.
+    DEAD_LETTERED = "dead_lettered"
+    #: Nothing is seen to be missing, but the ledger has gaps.
+    GAPS = "gaps"
+    #: There are no messages.
+    EMPTY = "empty"
+    COMPLETE = "complete"
+
+
+class Tone(StrEnum):
+    """How a reader should feel about it."""
+
+    GOOD = "good"
+    CARE = "care"
+    BAD = "bad"
+    NEUTRAL = "neutral"
+
+
+TONES = {
+    Word.LOST: Tone.BAD,
+    Word.UNEXPECTED: Tone.BAD,
+    Word.NOT_RECONCILED: Tone.NEUTRAL,
+    Word.IN_FLIGHT: Tone.CARE,
+    Word.DEAD_LETTERED: Tone.CARE,
+    Word.GAPS: Tone.CARE,
+    Word.EMPTY: Tone.NEUTRAL,
+    Word.COMPLETE: Tone.GOOD,
+}
+
+#: What the words of the reconciliation mean, for people.
+MEANINGS = {
+    "attempted": "messages that the application tried to send",
+    "acknowledged": "of these, accepted: by the primary, or by a backlog queue",
+    "ok": "attempted and arrived",
+    "lost": "accepted, and not arrived",
+    "unexpected": "arrived, though nobody is known to have sent them",
+    "duplicated": "arrived more than once",
+    "recovered": "arrived, though the sender was not told so",
+    "in_flight": "accepted, and still on their way",
+    "dead_lettered": "put aside in the backlog: expired, or refused by their destination",
+    "unconfirmed": "not accepted, as far as is known, and not arrived; the sender was told so",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The answer, in a sentence and in those that must be read with it."""
+
+    word: Word
+    sentence: str
+    details: tuple[str, ...] = ()
+
+    @property
+    def tone(self) -> Tone:
+        return TONES[self.word]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"word": self.word.value, "sentence": self.sentence, "details": list(self.details)}
+
+
+def headline_of(summary: Mapping[str, Any] | None, *, dropped_rows: int, set_aside: int, rows: int) -> Headline:
+    """The answer that a reconciliation (`Summary.as_json()`) gives.
+
+    Args:
+        summary: None if there was none yet.
+        dropped_rows: How many rows the ledger says it lacks.
+        set_aside: How many of its files could not be read.
+        rows: How many rows the ledger has.
+    """
+    gaps = _gaps(dropped_rows, set_aside)
+    if summary is None:
+        if not rows:
+            return Headline(Word.EMPTY, "The ledger is empty.", gaps)
+        return Headline(Word.NOT_RECONCILED, "Whether everything arrived was not looked into.", gaps)
+    word = _word(summary, bool(gaps))
+    return Headline(word, _sentence(word, summary), (*_details(word, summary), *gaps))
+
+
+def _word(summary: Mapping[str, Any], has_gaps: bool) -> Word:
+    for word in (Word.LOST, Word.UNEXPECTED, Word.IN_FLIGHT, Word.DEAD_LETTERED):
+        if summary[word.value]:
+            return word
+    if has_gaps:
+        return Word.GAPS
+    return Word.COMPLETE if summary["attempted"] else Word.EMPTY
+
+
+def _sentence(word: Word, summary: Mapping[str, Any]) -> str:
+    count = summary.get(word.value, 0)
+    if word is Word.LOST:
+        return f"{plural(count, 'accepted message')} did not arrive."
+    if word is Word.UNEXPECTED:
+        return f"{plural(count, 'message')} arrived that nobody is known to have sent."
+    if word is Word.IN_FLIGHT:
+        return f"Nothing is missing so far; {plural(count, 'message is', 'messages are')} still on the way."
+    if word is Word.DEAD_LETTERED:
+        held = plural(count, "message was", "messages were")
+        return f"Nothing is missing, but {held} put aside in the backlog."
+    if word is Word.GAPS:
+        return "Nothing is seen to be missing, but the ledger has gaps."
+    if word is Word.EMPTY:
+        return "No messages were sent."
+    return "Everything arrived." if _is_seen_by_receivers(summary["entities"]) else "Everything reached the primary."
+
+
+def _is_seen_by_receivers(entities: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(entities) and all(one["evidence"] == "receivers" for one in entities)
+
+
+def _details(word: Word, summary: Mapping[str, Any]) -> list[str]:
+    """What else the summary says, the worse first; what the sentence says is not said twice."""
+    found = []
+    if word is not Word.UNEXPECTED and summary["unexpected"]:
+        found.append(f"{plural(summary['unexpected'], 'message')} arrived that nobody is known to have sent.")
+    if word is not Word.IN_FLIGHT and summary["in_flight"]:
+        found.append(f"{plural(summary['in_flight'], 'message is', 'messages are')} still on the way.")
+    if summary["dead_lettered"] and word is not Word.DEAD_LETTERED:
+        found.append(f"{plural(summary['dead_lettered'], 'message was', 'messages were')} put aside in the backlog.")
+    if summary["duplicated"]:
+        found.append(f"{plural(summary['duplicated'], 'message')} arrived more than once.")
+    if summary["recovered"]:
+        found.append(f"{plural(summary['recovered'], 'message')} arrived though the sender was not told so.")
+    return found
+
+
+def _gaps(dropped_rows: int, set_aside: int) -> tuple[str, ...]:
+    found = []
+    if dropped_rows:
+        found.append(f"{number(dropped_rows)} rows never got into the ledger: some sends are not in these figures.")
+    if set_aside:
+        found.append(f"{plural(set_aside, 'file')} of the ledger could not be read.")
+    return tuple(found)

@@ -1,0 +1,214 @@
+"""`twinbus report`: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.report.made import START, Made
+from typer.testing import CliRunner, Result
+
+from twinbus.cli.main import app
+from twinbus.pipeline.report.formats import DAY, HOUR
+from twinbus.pipeline.results import SNAPSHOTS
+
+WIDE = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+NAMES = ["orders", "events"]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)], env=WIDE)
+
+
+def answer(*arguments: str | Path) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def refused(code: int, *arguments: str | Path) -> str:
+    """What is said when it is refused: one line, and nothing on standard output."""
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.startswith("twinbus report: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store") / "ledger-results"
+    made = Made(days=3).traffic(NAMES).outage(NAMES, START + DAY, 20).outage(["orders"], START + 2 * DAY, 10)
+    made.judged(NAMES, lost=1).anomaly("lost", "id-1", "orders").write(folder)
+    return folder
+
+
+def test_the_verdict_is_the_first_line(store: Path) -> None:
+    result = run(store)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == "✗ 1 accepted message did not arrive."
+
+
+def test_a_ledger_stands_for_the_results_beside_it(store: Path) -> None:
+    assert answer(store.with_name("ledger"))["source"] == answer(store)["source"]
+
+
+def test_json_has_what_the_contract_says(store: Path) -> None:
+    found = answer(store)
+    assert set(found) == {
+        "format", "made_at", "source", "period", "verdict", "reconciliation", "anomalies", "incidents", "outages",
+        "timeline", "backlog", "latency", "cost", "gaps",
+    }  # fmt: skip
+    assert found["format"] == 1
+    assert found["period"] == {
+        "since": "2026-11-01T00:00:00.000000Z", "until": "2026-11-04T00:00:00.000000Z", "is_chosen": False,
+        "time_zone": "UTC",
+    }  # fmt: skip
+    assert found["verdict"] == {
+        "word": "lost", "sentence": "1 accepted message did not arrive.", "details": [], "valid": False,
+    }  # fmt: skip
+    assert found["reconciliation"]["lost"] == found["anomalies"]["count"] == 1
+    assert found["anomalies"]["shown"][0]["message_id"] == "id-1"
+    assert found["anomalies"]["shown"][0]["first_at"] == "2026-11-01T00:00:00.000000Z"
+    assert [(one["began"], one["entities"], one["diverted"]) for one in found["incidents"]] == [
+        ("2026-11-02T00:00:00.000000Z", ["events", "orders"], 400),
+        ("2026-11-03T00:00:00.000000Z", ["orders"], 100),
+    ]
+    assert [one["entity"] for one in found["timeline"]] == ["events", "orders"]
+    assert {one["state"] for one in found["timeline"][1]["intervals"]} == {"suspect", "failed_over", "draining"}
+    assert (found["backlog"]["now"], found["backlog"]["peak"]) == (0, 400)
+    assert found["source"]["versions"] == {"twinbus": "0.1.0", "spark": "4.3.0"}
+    assert found["gaps"] == {"dropped_rows": 0, "set_aside": []}
+
+
+def test_the_cost_is_that_of_the_usage(store: Path) -> None:
+    cost = answer(store)["cost"]
+    # Two entities send and receive 1,000 messages an hour for three days; 500 were diverted and came back.
+    assert cost["operations"] == 2 * 2 * 1_000 * 72 + 500 + 500
+    assert {one["stage"]: one["operations"] for one in cost["stages"]}["backlog_send"] == 500
+    assert cost["currency"] == "USD"
+    assert cost["total"] == "0.967752"  # the base charge of 72 hours: all operations are included
+
+
+def test_a_period_is_a_part_of_everything_but_the_reconciliation(store: Path) -> None:
+    found = answer(store, "--since", "2026-11-03", "--until", "2026-11-03T12:00")
+    assert found["period"]["is_chosen"]
+    assert len(found["incidents"]) == len(found["outages"]) == 1
+    assert found["cost"]["operations"] == 2 * 2 * 1_000 * 12 + 100 + 100
+    assert found["reconciliation"]["attempted"] == 2_000
+    assert answer(store, "--since", "2026-11-03T02:00+02:00")["period"]["since"] == "2026-11-03T00:00:00.000000Z"
+
+
+def test_a_period_without_anything_is_told_as_such(store: Path) -> None:
+    found = answer(store, "--since", "2027-01-01", "--until", "2027-01-02")
+    assert found["outages"] == found["latency"] == []
+    assert found["cost"]["operations"] == 0
+    assert run(store, "--since", "2027-01-01", "--until", "2027-01-02").exit_code == 0
+
+
+def test_html_is_one_file_beside_the_verdict(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    result = run(store, "--html", file)
+    assert (result.exit_code, result.stdout) == (0, f"1 accepted message did not arrive. {file}\n")
+    assert file.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    assert answer(store, "--html", file)["verdict"]["word"] == "lost"
+
+
+def test_prices_tiers_and_subscriptions_are_those_that_were_asked_for(store: Path, tmp_path: Path) -> None:
+    book = tmp_path / "prices.toml"
+    tier = "[tiers.gold]\noperations = [{ above = 0, per_million = 1 }]"
+    book.write_text(f'currency = "EUR"\ndate = 2026-01-01\nsource = "ours"\n{tier}\n')
+    found = answer(store, "--prices", book, "--primary-tier", "gold", "--secondary-tier", "gold")["cost"]
+    assert (found["currency"], found["total"]) == ("EUR", "0.289")
+    topic = answer(store, "--subscriptions", "events=3")["cost"]
+    assert topic["operations"] == found["operations"] + 3 * 72_000
+    assert answer(store, "--secondary-tier", "premium")["cost"]["tiers"]["secondary"] == "premium"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--since", "2026-11-31"], "--since must be a day or a time, such as 2026-11-01"),
+        (["--until", "yesterday"], "--until must be a day or a time"),
+        (["--since", "2026-11-01T13:30"], "--since must be a whole hour"),
+        (["--since", "1960-01-01"], "--since must not be before 1970"),
+        (["--since", "2026-11-02", "--until", "2026-11-02"], "--until must be later than 2026-11-02T00:00"),
+        (["--since", "2027-01-01"], "--since must be earlier than 2026-11-04T00:00, where the results end"),
+        (["--primary-tier", "platinum"], "tier must be one of"),
+        (["--primary-units", "0"], "primary_units must be a whole number from 1 to"),
+        (["--subscriptions", "events"], "--subscriptions must be a topic and a number, such as events=3"),
+        (["--subscriptions", "events=9999"], "subscriptions of events must be a whole number from 0 to 2000"),
+        (["--transfer-per-gb", "much"], "--transfer-per-gb must be a number"),
+        (["--prices", "missing.toml"], "missing.toml: No such file or directory"),
+    ],
+)
+def test_bad_usage_is_refused_with_the_name_of_the_option(store: Path, arguments: list[str], words: str) -> None:
+    assert words in refused(2, store, *arguments)
+
+
+def test_a_place_where_no_files_can_be_is_bad_usage() -> None:
+    assert "sftp" in refused(2, "sftp://somewhere/results")
+
+
+def test_without_results_it_says_how_to_make_them(tmp_path: Path) -> None:
+    assert "run `twinbus pipeline run` first" in refused(1, tmp_path / "ledger")
+
+
+def test_results_of_a_later_release_are_refused(store: Path, tmp_path: Path) -> None:
+    snapshot = {"version": 2, "versions": {"twinbus": "9.9"}}
+    (tmp_path / SNAPSHOTS).mkdir()
+    (tmp_path / SNAPSHOTS / "0000000001.json").write_text(json.dumps(snapshot))
+    assert "later release of twinbus (9.9)" in refused(1, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', '{"version": "x", "versions": {}}', "\xff"])
+def test_a_damaged_snapshot_is_said_to_be_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / SNAPSHOTS).mkdir()
+    (tmp_path / SNAPSHOTS / "0000000001.json").write_bytes(text.encode("latin-1"))
+    assert "the results are damaged" in refused(1, tmp_path)
+
+
+def test_when_the_newest_results_cannot_be_read_older_ones_are_told_and_said_to_be_older(tmp_path: Path) -> None:
+    Made(days=1).traffic(NAMES).judged(NAMES).write(tmp_path)
+    (tmp_path / SNAPSHOTS / "0000000002.json").write_text('{"version": 1, "run": "2026')
+    found = answer(tmp_path)
+    assert found["source"]["snapshot"] == 1
+    assert found["verdict"]["details"] == [
+        "There are newer results, which cannot be read: run `twinbus pipeline run` again."
+    ]
+
+
+@pytest.mark.parametrize("rollup", ["usage", "activity", "latency", "anomalies"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "foreign"])
+def test_a_damaged_table_is_said_to_be_damaged(tmp_path: Path, rollup: str, damage: str) -> None:
+    Made(days=1).traffic(NAMES).outage(NAMES, START + HOUR, 5).judged(NAMES).write(tmp_path)
+    file = next(one for one in tmp_path.rglob("*.parquet") if rollup in one.parts)
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-7] if damage == "cut" else b"PAR1 of something else PAR1")
+    assert "the results are damaged" in refused(1, tmp_path)
+
+
+def test_a_file_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -> None:
+    assert f"{tmp_path / 'no' / 'report.html'}: No such file" in refused(
+        1, store, "--html", tmp_path / "no/report.html"
+    )
+    assert f"{tmp_path}: " in refused(1, store, "--html", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_neither_spark_nor_the_sdk_is_loaded(store: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from twinbus.cli.main import app;"
+        f"r = CliRunner().invoke(app, ['report', {str(store)!r}, '--html', {str(tmp_path / 'r.html')!r}]);"
+        "print(r.exit_code, sorted({'pyspark', 'py4j', 'azure.servicebus'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0 []\n", done.stderr

@@ -1,0 +1,136 @@
+"""A credential that does not answer holds no synchronous sender up for longer than its time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken
+from azure.core.exceptions import ClientAuthenticationError
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from twinbus.broker import Namespace, NamespaceConfig, QueueDescription
+from twinbus.broker.background import NamespaceThread
+from twinbus.broker.config import BearerToken
+from twinbus.broker.security import ALL_RIGHTS
+from twinbus.pairing._sync.sender import PairedSender
+from twinbus.pairing.core import Pairing
+from twinbus.pairing.failover import Route
+from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.tokens import AbortableCredential
+
+TOKEN = "a-token-for-tests"
+BACKLOG = "contoso/x-servicebus-transfer/0"
+ATTEMPT = 1.0
+PATIENCE = 20.0
+
+
+class Credential:
+    """Gives tokens, until it is told to let people wait."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        self.asked += 1
+        assert self.answers.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        return AccessToken(TOKEN, int(time.time()) + 3600)
+
+
+def token_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "twinbus-token"]
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[NamespaceThread]:
+    config = NamespaceConfig("contoso", port=0, bearer_tokens=(BearerToken(TOKEN, ALL_RIGHTS),))
+    with NamespaceThread(lambda: Namespace(config)) as running:
+        for path in ("orders", BACKLOG):
+            running.run(running.namespace.create(QueueDescription(path)))
+        yield running
+
+
+@pytest.fixture
+def credential() -> Iterator[Credential]:
+    made = Credential()
+    yield made
+    made.answers.set()
+    for thread in token_threads():
+        thread.join(PATIENCE)
+
+
+@pytest.fixture
+def sender(bus: NamespaceThread, credential: Credential) -> Iterator[PairedSender]:
+    options = SendAvailabilityOptions(backlog_queue_count=1, attempt_timeout=ATTEMPT)
+    host = f"{bus.namespace.host}:{bus.namespace.port}"
+    with (
+        ServiceBusClient(host, credential, use_tls=False) as primary,  # type: ignore[arg-type]
+        ServiceBusClient.from_connection_string(bus.connection_string) as standby,
+        PairedSender(Pairing(options, "contoso"), "orders", primary, standby) as made,
+    ):
+        yield made
+
+
+def test_a_token_that_is_renewed_on_an_open_link_and_does_not_come_outlasts_no_deadline(
+    credential: Credential, sender: PairedSender
+) -> None:
+    assert sender.send_messages(ServiceBusMessage("1")).route is Route.PRIMARY
+    sender.open_standby()
+    link = sender._delivery._primary.link
+    assert link is not None
+    authenticator: Any = link.sender._handler._cbs_authenticator  # type: ignore[union-attr]
+    authenticator._refresh_window = 10_000  # seconds before its end, from which a token is to be renewed
+    credential.answers.clear()
+    asked, started = credential.asked, time.monotonic()
+    assert sender.send_messages(ServiceBusMessage("2")).route is Route.BACKLOG
+    assert ATTEMPT <= time.monotonic() - started < ATTEMPT + 1
+    # The open link and the fresh one have waited for the same answer, in one thread, which is all that is left.
+    assert (credential.asked, len(token_threads())) == (asked + 1, 1)
+
+
+def test_an_opening_that_waits_for_a_token_ends_when_it_is_given_up(
+    credential: Credential, sender: PairedSender
+) -> None:
+    credential.answers.clear()
+    started = time.monotonic()
+    for number in range(2):
+        assert sender.send_messages(ServiceBusMessage(str(number))).route is Route.BACKLOG
+    assert time.monotonic() - started < 2 * ATTEMPT + 1
+    sender.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "twinbus-opening"]
+    assert (credential.asked, len(token_threads())) == (1, 1)
+
+
+def test_a_credential_that_is_back_serves_at_once(credential: Credential, sender: PairedSender) -> None:
+    credential.answers.clear()
+    assert sender.send_messages(ServiceBusMessage("1")).route is Route.BACKLOG
+    credential.answers.set()
+    assert sender.send_messages(ServiceBusMessage("2")).route is Route.PRIMARY
+
+
+def test_what_the_credential_raises_is_raised(credential: Credential) -> None:
+    credential.error = ClientAuthenticationError("no such user")
+    with pytest.raises(ClientAuthenticationError, match="no such user"):
+        AbortableCredential(credential).get_token("scope")
+
+
+def test_one_that_was_given_up_on_asks_no_more_in_vain(credential: Credential) -> None:
+    credential.answers.clear()
+    abortable = AbortableCredential(credential)
+    threading.Timer(0.05, abortable.abort).start()
+    for _ in range(3):
+        with pytest.raises(ConnectionAbortedError):
+            abortable.get_token("scope")
+    assert credential.asked == 1
+    other = AbortableCredential(credential)
+    threading.Timer(0.05, credential.answers.set).start()
+    assert other.get_token("scope").token == TOKEN
+    assert credential.asked == 1

@@ -1,0 +1,59 @@
+"""Where things are on a plot, and the ticks that people expect."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.pipeline.report.axes import LogAxis, TimeAxis, count_ticks
+from twinbus.pipeline.report.formats import DAY, HOUR, MINUTE, SECOND
+
+START = int(datetime(2026, 11, 1, tzinfo=UTC).timestamp()) * SECOND
+
+
+@pytest.mark.parametrize(
+    ("since", "length", "texts"),
+    [
+        (12 * HOUR + 3 * SECOND, 40 * SECOND, ["12:00:05", "12:00:10", "12:00:15", "12:00:20", "12:00:25", "12:00:30"]),
+        (12 * HOUR, 50 * MINUTE, ["12:00", "12:10", "12:20", "12:30", "12:40", "12:50"]),
+        (22 * HOUR, 4 * HOUR, ["22:00", "22:30", "23:00", "23:30", "2 Nov", "00:30"]),
+        (0, 7 * DAY, ["1 Nov", "2 Nov", "3 Nov", "4 Nov", "5 Nov", "6 Nov"]),
+        (0, 365 * DAY, ["1 Nov", "Jan 2027", "1 Mar", "1 May", "1 Jul", "1 Sep", "1 Nov"]),
+        (0, 4 * 365 * DAY, ["Jan 2027", "1 Jul", "Jan 2028", "1 Jul", "Jan 2029", "1 Jul", "Jan 2030", "1 Jul"]),
+    ],
+)
+def test_ticks_are_at_round_times_and_midnights_say_the_day(since: int, length: int, texts: list[str]) -> None:
+    found = [one.text for one in TimeAxis(START + since, START + since + length).ticks()]
+    assert found[: len(texts)] == texts
+
+
+@given(st.integers(SECOND, 4_000 * DAY), st.integers(0, 4_000 * DAY))
+def test_a_plot_has_a_few_ticks_however_long_it_is_and_all_lie_within(length: int, since: int) -> None:
+    ticks = TimeAxis(since, since + length).ticks()
+    assert len(ticks) <= 14
+    assert all(0 <= one.place <= 100 for one in ticks)
+    assert [one.place for one in ticks] == sorted(one.place for one in ticks)
+
+
+def test_what_lies_outside_a_plot_is_drawn_at_its_edge() -> None:
+    axis = TimeAxis(START, START + DAY)
+    assert [axis.place(START + one) for one in (-DAY, 0, DAY // 2, DAY, 9 * DAY)] == [0, 0, 50, 100, 100]
+
+
+@given(st.integers(0, 10**12))
+def test_counts_have_a_few_round_ticks_from_nothing_to_no_less_than_the_most(most: int) -> None:
+    ticks = count_ticks(most)
+    assert ticks[0] == 0
+    assert most <= ticks[-1] <= max(1, 2.5 * most)
+    assert 2 <= len(ticks) <= 4
+
+
+def test_each_mark_of_a_latency_axis_is_ten_times_the_last() -> None:
+    axis = LogAxis.around([4_200, 9_000_000, 0])
+    assert axis.marks() == [1_000, 10_000, 100_000, 1_000_000, 10_000_000]
+    assert [axis.place(one) for one in axis.marks()] == [0, 25, 50, 75, 100]
+    assert axis.place(1) == 0
+    assert LogAxis.around([]).marks() == [1_000, 10_000]

@@ -1,0 +1,88 @@
+"""The bill of a period, summed up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from twinbus.ledger.recorder import NamespaceRole, Stage
+from twinbus.pipeline.billing import Contract, Line, bill
+from twinbus.pipeline.prices import load_prices
+from twinbus.pipeline.report.costs import Cost, summed_cost
+from twinbus.pipeline.usage import PAIRING_STAGES, Usage
+
+SINCE, UNTIL = datetime(2026, 10, 20, tzinfo=UTC), datetime(2026, 12, 5, 7, tzinfo=UTC)
+BOOK = load_prices()
+
+
+def traffic(most: int) -> list[Usage]:
+    """Six weeks, three months, of uneven traffic: enough for several steps of the scale."""
+    dice = random.Random(7)
+    found = []
+    for number in range(47):
+        day = date(2026, 10, 20) + timedelta(days=number)
+        for entity in ("orders", "events", "mail"):
+            for stage in (one for one in Stage if one is not Stage.LEDGER):
+                role = NamespaceRole.SECONDARY if stage.name.startswith("BACKLOG") else NamespaceRole.PRIMARY
+                found.append(Usage(day, role, entity, stage, dice.randrange(1, most), dice.randrange(2), 0))
+    return found
+
+
+def priced(usage: list[Usage], contract: Contract | None = None) -> Cost:
+    return summed_cost(usage, BOOK, contract or Contract(), since=SINCE, until=UNTIL)
+
+
+@pytest.mark.parametrize("contract", [Contract(), Contract(is_one_subscription=False), Contract(secondary="basic")])
+@pytest.mark.parametrize("most", [1_000, 4_000_000])
+def test_sums_are_those_of_the_bill_that_prices_every_usage_by_itself(contract: Contract, most: int) -> None:
+    usage = traffic(most)
+    cost, one_by_one = priced(usage, contract), bill(usage, BOOK, contract, since=SINCE, until=UNTIL)
+    assert cost.bill.charges == one_by_one.charges
+    keys: list[tuple[dict[object, object], Callable[[Line], object]]] = [
+        (dict(cost.stages), lambda line: line.usage.stage),
+        (dict(cost.entities), lambda line: line.usage.entity),
+        (dict(cost.days), lambda line: line.usage.day),
+    ]
+    for parts, key in keys:
+        for name, part in parts.items():
+            mine = [line for line in one_by_one.lines if key(line) == name]
+            assert part.operations == sum(line.usage.operations for line in mine)  # type: ignore[attr-defined]
+            amount = sum((line.amount for line in mine), Decimal(0))
+            assert abs(part.amount - amount) < Decimal("0.000000001")  # type: ignore[attr-defined]
+
+
+def test_stages_entities_and_days_add_up_to_the_same() -> None:
+    cost = priced(traffic(4_000_000))
+    for parts in (cost.stages.values(), cost.entities.values(), cost.days.values()):
+        assert sum(part.operations for part in parts) == cost.whole.operations
+        assert sum((part.amount for part in parts), Decimal(0)) == cost.whole.amount
+        assert sum((part.pairing for part in parts), Decimal(0)) == cost.whole.pairing
+    operations = [one for one in cost.bill.charges if one.item == "operations"]
+    assert sum((one.pairing for one in operations), Decimal(0)) == cost.whole.pairing > 0
+
+
+def test_the_most_expensive_entity_comes_first_and_days_come_in_order() -> None:
+    cost = priced(traffic(4_000_000))
+    amounts = [part.amount for part in cost.entities.values()]
+    assert amounts == sorted(amounts, reverse=True)
+    assert list(cost.days) == sorted(cost.days)
+    assert {stage for stage, part in cost.stages.items() if part.pairing_operations} == PAIRING_STAGES
+
+
+def test_the_bill_says_what_it_does_not_count() -> None:
+    usage = [Usage(date(2026, 11, 1), NamespaceRole.SECONDARY, "orders", Stage.BACKLOG_SEND, 9, 2, 1_500_000_000)]
+    warnings = priced(usage).warnings
+    assert any("Connections" in text for text in warnings)
+    assert any("1.500 GB" in text for text in warnings)
+    assert any("2 operations got no answer" in text for text in warnings)
+
+
+def test_amounts_for_programs_have_all_their_digits() -> None:
+    found = priced(traffic(4_000_000)).as_json()
+    assert Decimal(found["application"]) + Decimal(found["pairing"]) == Decimal(found["total"])
+    assert [one["month"] for one in found["charges"] if one["item"] == "base"] == ["2026-10", "2026-11", "2026-12"]
+    assert {one["paid_by"] for one in found["stages"]} == {"application", "pairing"}

@@ -1,0 +1,147 @@
+"""What happened, told from outages: incidents, states and the depth of the backlog."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.pipeline.outages import Outage
+from twinbus.pipeline.report.formats import DAY, HOUR, MINUTE, SECOND
+from twinbus.pipeline.report.happenings import (
+    Backlog,
+    Depth,
+    Interval,
+    State,
+    depth_of,
+    highest,
+    incidents_of,
+    states_over_time,
+    timelines_of,
+)
+from twinbus.pipeline.report.stories import incident_story
+
+NOON = 20_000 * DAY + 12 * HOUR
+
+
+def outage(entity: str = "orders", began: int = NOON, minutes: int = 30, **given: Any) -> Outage:
+    """Half an hour with a failover after one minute, and ten minutes of draining."""
+    facts: dict[str, Any] = {
+        "failed_over_at": began + MINUTE,
+        "recovered_at": began + minutes * MINUTE,
+        "drained_at": began + (minutes + 10) * MINUTE,
+        "diverted": 100,
+        "moved": 100,
+        **given,
+    }
+    counts = dict.fromkeys(("expired", "poison", "pings", "failed_sends"), 0)
+    times = dict.fromkeys(("backlog_seconds_p50", "backlog_seconds_p99", "backlog_seconds_max"), None)
+    return Outage(pairing="contoso", entity=entity, suspected_at=began, **{**counts, **times, **facts})
+
+
+def test_outages_of_entities_that_overlap_are_one_incident() -> None:
+    found = incidents_of([outage("mail", NOON + 20 * MINUTE), outage("orders"), outage("orders", NOON + DAY)])
+    assert [(one.entities, one.began) for one in found] == [(["mail", "orders"], NOON), (["orders"], NOON + DAY)]
+    assert found[0].recovered == NOON + 50 * MINUTE
+    assert found[0].drained == NOON + 60 * MINUTE
+    assert found[0].total("diverted") == 200
+
+
+def test_outages_within_minutes_are_one_incident_and_later_ones_are_not() -> None:
+    apart = [30 * MINUTE + 4 * MINUTE, 30 * MINUTE + 6 * MINUTE]
+    assert [len(incidents_of([outage(), outage("mail", NOON + one)])) for one in apart] == [1, 2]
+
+
+def test_whatever_begins_while_an_entity_is_not_back_belongs_to_the_same_incident() -> None:
+    (found,) = incidents_of([outage(recovered_at=None, drained_at=None), outage("mail", NOON + 9 * DAY)])
+    assert found.recovered is None
+    assert not found.is_over
+
+
+def test_an_incident_is_over_when_all_is_back_and_nothing_is_left() -> None:
+    assert incidents_of([outage()])[0].is_over
+    assert not incidents_of([outage(drained_at=None, moved=3)])[0].is_over
+    assert incidents_of([outage(diverted=0, moved=0, drained_at=None)])[0].is_over
+
+
+def test_an_entity_is_suspect_then_failed_over_then_draining() -> None:
+    (timeline,) = timelines_of([outage()])
+    assert timeline.intervals == (
+        Interval(State.SUSPECT, NOON, NOON + MINUTE),
+        Interval(State.FAILED_OVER, NOON + MINUTE, NOON + 30 * MINUTE),
+        Interval(State.DRAINING, NOON + 30 * MINUTE, NOON + 40 * MINUTE),
+    )
+
+
+def test_without_a_failover_it_was_only_suspect() -> None:
+    (timeline,) = timelines_of([outage(failed_over_at=None, diverted=0, moved=0)])
+    assert timeline.intervals == (Interval(State.SUSPECT, NOON, NOON + 30 * MINUTE),)
+
+
+def test_what_has_not_ended_has_no_end() -> None:
+    (away,) = timelines_of([outage(recovered_at=None, drained_at=None)])
+    assert away.intervals[-1] == Interval(State.FAILED_OVER, NOON + MINUTE, None)
+    (left,) = timelines_of([outage(drained_at=None, moved=3)])
+    assert left.intervals[-1] == Interval(State.DRAINING, NOON + 30 * MINUTE, None)
+
+
+def test_a_new_outage_ends_the_drain_of_the_last_one() -> None:
+    (timeline,) = timelines_of([outage(drained_at=None, moved=3), outage(began=NOON + HOUR)])
+    assert timeline.intervals[2] == Interval(State.DRAINING, NOON + 30 * MINUTE, NOON + HOUR)
+    assert [one.state for one in timeline.intervals[3:]] == [State.SUSPECT, State.FAILED_OVER, State.DRAINING]
+
+
+def test_the_depth_is_what_came_less_what_went() -> None:
+    found = depth_of([("a", 10, 5), ("b", 10, 2), ("a", 20, -3), ("b", 30, -2), ("a", 30, -2)])
+    assert found.series == (Depth(10, 7), Depth(20, 4), Depth(30, 0))
+    assert (found.peak, found.now) == (Depth(10, 7), 0)
+
+
+def test_rows_that_are_missing_never_make_a_depth_below_nothing_nor_hide_that_of_others() -> None:
+    # Of "a" only the move is known: its send was never recorded.
+    assert depth_of([("b", 10, 4), ("a", 20, -9), ("a", 30, 2)]).series == (Depth(10, 4), Depth(30, 6))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(-9, 9))))
+def test_a_depth_is_never_negative_and_changes_with_every_step(changes: list[tuple[str, int, int]]) -> None:
+    depths = [one.depth for one in depth_of(changes).series]
+    assert all(one >= 0 for one in depths)
+    assert all(before != after for before, after in zip([0, *depths], depths, strict=False))
+
+
+def test_a_part_of_a_history_begins_with_the_depth_that_was_there() -> None:
+    whole = Backlog((Depth(10, 7), Depth(20, 4), Depth(30, 0)))
+    assert whole.within(15, 25).series == (Depth(15, 7), Depth(20, 4))
+    assert whole.within(0, 5).series == (Depth(0, 0),)
+    assert whole.within(40, 50).now == 0
+
+
+def test_no_peak_is_lost_when_a_history_is_drawn_in_few_steps() -> None:
+    series = [Depth(100, 1), Depth(101, 900), Depth(102, 2)]
+    assert highest(series, 0, 1_000, 4) == [Depth(101, 900), Depth(250, 2), Depth(500, 2), Depth(750, 2)]
+
+
+def test_states_are_counted_over_time() -> None:
+    intervals = [one for timeline in timelines_of([outage(), outage("mail")]) for one in timeline.intervals]
+    assert states_over_time(intervals, [State.FAILED_OVER]) == [Depth(NOON + MINUTE, 2), Depth(NOON + 30 * MINUTE, 0)]
+
+
+def story(*outages: Outage) -> str:
+    (found,) = incidents_of(outages)
+    return " ".join(incident_story(found)).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_an_incident_is_told_from_the_first_failure_to_the_empty_backlog() -> None:
+    assert story(outage(failed_sends=9), outage("mail", failed_over_at=NOON + 61 * SECOND)) == (
+        "At 12:00:00 sends to 2 entities began to fail (9 sends in all). Failover came 1 min to 1 min 1 s after the"
+        " first failure. 200 messages went to the backlog instead. All was back 30 min after the first failure. The"
+        " backlog was empty 10 min later."
+    )
+
+
+def test_what_is_left_or_was_put_aside_is_told() -> None:
+    told = story(outage(drained_at=None, moved=90, expired=2, poison=1))
+    assert "7 messages are still in the backlog." in told
+    assert "3 messages were put aside in the backlog: 2 expired, 1 refused." in told
+    assert "1 entity is not back yet." in story(outage(recovered_at=None, drained_at=None))

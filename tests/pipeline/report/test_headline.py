@@ -1,0 +1,61 @@
+"""The answer in a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from twinbus.pipeline.report.headline import MEANINGS, Tone, headline_of
+from twinbus.pipeline.verdict import WORDS
+
+
+def summary(evidence: str = "receivers", **words: int) -> dict[str, Any]:
+    counts = {word: words.get(word, 0) for word in WORDS}
+    return {**counts, "entities": [{"entity": "orders", **counts, "evidence": evidence}]}
+
+
+def test_every_word_of_the_reconciliation_has_a_meaning() -> None:
+    assert tuple(MEANINGS) == WORDS
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence", "tone"),
+    [
+        ({}, "Everything arrived.", Tone.GOOD),
+        ({"lost": 1}, "1 accepted message did not arrive.", Tone.BAD),
+        ({"lost": 1_200, "in_flight": 3}, "1,200 accepted messages did not arrive.", Tone.BAD),
+        ({"unexpected": 2}, "2 messages arrived that nobody is known to have sent.", Tone.BAD),
+        ({"in_flight": 1}, "Nothing is missing so far; 1 message is still on the way.", Tone.CARE),
+        ({"dead_lettered": 4}, "Nothing is missing, but 4 messages were put aside in the backlog.", Tone.CARE),
+        ({"duplicated": 4}, "Everything arrived.", Tone.GOOD),
+    ],
+)
+def test_the_worst_is_said_first(words: dict[str, int], sentence: str, tone: Tone) -> None:
+    found = headline_of(summary(attempted=2_000, **words), dropped_rows=0, set_aside=0, rows=9)
+    assert (found.sentence, found.tone) == (sentence, tone)
+
+
+def test_what_the_sentence_leaves_out_is_said_below_it() -> None:
+    words = {"lost": 1, "unexpected": 2, "in_flight": 3, "dead_lettered": 4, "duplicated": 5, "recovered": 6}
+    found = headline_of(summary(attempted=50, **words), dropped_rows=7, set_aside=8, rows=9)
+    assert [text.split()[0] for text in found.details] == ["2", "3", "4", "5", "6", "7", "8"]
+
+
+def test_without_receivers_nobody_says_that_a_message_was_read() -> None:
+    found = headline_of(summary("namespace", attempted=5), dropped_rows=0, set_aside=0, rows=9)
+    assert found.sentence == "Everything reached the primary."
+
+
+@pytest.mark.parametrize("gaps", [{"dropped_rows": 3, "set_aside": 0}, {"dropped_rows": 0, "set_aside": 1}])
+def test_gaps_of_the_ledger_make_a_good_answer_a_careful_one(gaps: dict[str, int]) -> None:
+    found = headline_of(summary(attempted=5), rows=9, **gaps)
+    assert found.sentence == "Nothing is seen to be missing, but the ledger has gaps."
+    assert found.tone is Tone.CARE
+
+
+def test_nothing_to_tell_is_no_good_news() -> None:
+    assert headline_of(None, dropped_rows=0, set_aside=0, rows=0).sentence == "The ledger is empty."
+    assert headline_of(summary(), dropped_rows=0, set_aside=0, rows=9).sentence == "No messages were sent."
+    found = headline_of(None, dropped_rows=0, set_aside=0, rows=9)
+    assert (found.word, found.tone) == ("not_reconciled", Tone.NEUTRAL)

@@ -1,0 +1,142 @@
+"""The documents' own figures, and bills, from ledgers that were recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from bench.ledger_shape import MINUTE, Shape
+from bench.ledgers import generate
+from tests.pipeline.ledger_files import HOUR, START, an_operation
+
+from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
+from twinbus.ledger.writer import LedgerWriter
+from twinbus.pipeline.billing import Contract, Item, bill
+from twinbus.pipeline.cost import Period, cost_of, period_of, usage_table, usages
+from twinbus.pipeline.ingest import ingest
+from twinbus.pipeline.prices import load_prices
+from twinbus.pipeline.results import Results, Snapshot
+from twinbus.pipeline.tables import HOUR_US
+from twinbus.pipeline.usage import usage_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MONTH = Shape(rows=3_000, days=30, outages=1, entities=4, clients=3, backlog_queues=10)
+QUEUE = "contoso/x-servicebus-transfer/4"
+
+
+def _ingested(spark: SparkSession, ledger: Path) -> tuple[Results, Snapshot]:
+    results = Results.open(ledger.with_name("results"))
+    return results, ingest(spark, ledger, results).snapshot
+
+
+@pytest.fixture(scope="module")
+def month(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> tuple[Results, Snapshot]:
+    """Thirty days, in which ten backlog queues are polled every quarter of an hour."""
+    ledger = tmp_path_factory.mktemp("month") / "ledger"
+    generate(ledger, MONTH)
+    return _ingested(spark, ledger)
+
+
+def test_ten_queues_are_polled_40_times_an_hour_960_a_day_and_28800_in_30_days(
+    month: tuple[Results, Snapshot],
+) -> None:
+    rows = [row for row in usage_table(*month).to_pylist() if row["stage"] == Stage.POLL]
+    by_hour: Counter[int] = Counter()
+    for row in rows:
+        by_hour[row["hour_us"]] += row["units"]
+    assert set(by_hour.values()) == {40}
+    assert len(by_hour) == 24 * 30
+    by_day: Counter[date] = Counter()
+    for one in usages(usage_table(*month)):
+        by_day[one.day] += one.operations if one.stage is Stage.POLL else 0
+    assert set(by_day.values()) == {960}
+    assert by_day.total() == 28_800
+
+
+def test_an_entity_is_pinged_once_a_minute_by_each_client(month: tuple[Results, Snapshot]) -> None:
+    (window,) = MONTH.windows
+    pinged = [row for row in usage_table(*month).to_pylist() if row["stage"] == Stage.PING]
+    units: Counter[tuple[str, str]] = Counter()
+    for row in pinged:
+        units[row["entity"], row["client"]] += row["units"]
+    minutes = (window.recovered - window.began) // MINUTE  # the first ping follows a minute after the first failure
+    assert set(units.values()) == {minutes}
+    assert len(units) == MONTH.entities * MONTH.clients
+
+
+def test_a_month_has_one_bill_and_its_two_sides_add_up(month: tuple[Results, Snapshot]) -> None:
+    found = cost_of(*month, load_prices(), Contract())
+    operations = next(one for one in found.charges if one.item is Item.OPERATIONS)
+    assert operations.quantity == sum(one.operations for one in usages(usage_table(*month)))
+    base = next(one for one in found.charges if one.item is Item.BASE)
+    assert (base.quantity, base.total) == (720, Decimal("0.013441") * 720)
+    assert found.application + found.pairing == found.total
+
+
+def test_a_period_has_the_bill_of_its_hours(month: tuple[Results, Snapshot]) -> None:
+    whole = period_of(month[1])
+    assert whole == Period(datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC))
+    day = Period(datetime(2026, 11, 3, 6, tzinfo=UTC), datetime(2026, 11, 4, 6, tzinfo=UTC))
+    polls = [one for one in usages(usage_table(*month, day)) if one.stage is Stage.POLL]
+    assert sum(one.operations for one in polls) == 960
+    assert {one.day for one in polls} == {date(2026, 11, 3), date(2026, 11, 4)}
+
+
+def _diverted(number: int, ts: int, size: int) -> list[Operation]:
+    """A message on its way through the backlog, as pairing, syphon and receiver record it."""
+    secondary, done = NamespaceRole.SECONDARY, Outcome.DONE
+    facts = {"message_id": f"m-{number}", "destination": "events", "outcome": done}
+    backlog = {**facts, "namespace": secondary, "entity": QUEUE, "backlog_queue": QUEUE}
+    receive, complete, back = OperationKind.RECEIVE, OperationKind.COMPLETE, Stage.BACKLOG_RECEIVE
+    arrived = {"message_id": f"m-{number}", "entity": "events/subscriptions/a", "stage": Stage.PRIMARY_RECEIVE}
+    return [
+        an_operation(ts, **backlog, stage=Stage.BACKLOG_SEND, bytes=size),
+        an_operation(ts + 1, **backlog, stage=back, operation=receive, bytes=size),
+        an_operation(ts + 2, **facts, entity="events", stage=Stage.PRIMARY_SEND, bytes=size),
+        an_operation(ts + 3, **backlog, stage=back, operation=complete, bytes=0),
+        an_operation(ts + 4, **arrived, operation=receive, bytes=size),
+        an_operation(ts + 5, **arrived, operation=complete, bytes=0),
+    ]
+
+
+def test_a_diverted_message_passes_four_stages_and_the_first_two_are_pairings(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    rows = [row for number in range(5) for row in _diverted(number, START + number * HOUR, 96 * 1024)]
+    with LedgerWriter(tmp_path / "ledger") as writer:
+        for row in rows:
+            writer.record(row)
+    results, snapshot = _ingested(spark, tmp_path / "ledger")
+    table = usage_table(results, snapshot)
+    found = usages(table)
+    stages = {one.stage for one in found}
+    assert stages == {Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE, Stage.PRIMARY_SEND, Stage.PRIMARY_RECEIVE}
+    assert {one.stage for one in found if one.is_pairing} == {Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE}
+    # Of 96 KB each: two units for each send and receive, and one for each complete.
+    assert Counter({one.stage: one.operations for one in found}) == Counter(
+        {Stage.BACKLOG_SEND: 10, Stage.BACKLOG_RECEIVE: 15, Stage.PRIMARY_SEND: 10, Stage.PRIMARY_RECEIVE: 15}
+    )
+    assert sum(one.transferred for one in found) == 2 * 5 * 96 * 1024
+    subscriptions = {"Events": 3}
+    with_copies = usages(table, subscriptions)
+    assert with_copies == usage_of(rows, subscriptions)
+    assert {one.stage: one.operations for one in with_copies}[Stage.PRIMARY_SEND] == 40
+    assert {row["hour_us"] for row in table.to_pylist()} == {START + number * HOUR_US for number in range(5)}
+
+    book, period = load_prices(), period_of(snapshot)
+    assert period is not None
+    exact = bill(usage_of(rows), book, Contract(), since=period.since, until=period.until)
+    assert cost_of(results, snapshot, book, Contract()) == exact
+
+
+def test_a_number_of_subscriptions_out_of_bounds_is_refused(month: tuple[Results, Snapshot]) -> None:
+    with pytest.raises(ValueError, match="subscriptions of events must be a whole number from 0"):
+        usages(usage_table(*month), {"events": -1})

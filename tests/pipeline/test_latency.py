@@ -1,0 +1,66 @@
+"""Percentiles from buckets."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.ledger.recorder import OperationKind, Stage
+from twinbus.ledger.schema import pa
+from twinbus.pipeline.latency import percentile, percentiles
+from twinbus.pipeline.tables import LATENCY, bucket_of
+
+durations = st.integers(1, 10**9)
+
+
+@given(values=st.lists(durations, min_size=1, max_size=200), part=st.floats(0, 1))
+def test_a_percentile_is_right_to_five_percent(values: list[int], part: float) -> None:
+    exact = sorted(values)[max(1, math.ceil(part * len(values))) - 1]
+    assert percentile(Counter(map(bucket_of, values)), part) == pytest.approx(exact, rel=0.05)
+
+
+def test_less_than_a_microsecond_counts_as_one() -> None:
+    assert bucket_of(0) == bucket_of(-5) == bucket_of(1) == 0
+
+
+@pytest.mark.parametrize("part", [-0.1, 1.1])
+def test_a_part_is_from_zero_to_one(part: float) -> None:
+    with pytest.raises(ValueError, match="part must be from 0 to 1"):
+        percentile({1: 1}, part)
+
+
+def test_of_nothing_there_is_no_percentile() -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        percentile({}, 0.5)
+
+
+def _table(*rows: tuple[str, int, int, int, int]) -> pa.Table:
+    columns = ("entity", "stage", "operation", "bucket", "count")
+    found = [
+        {**dict(zip(columns, row, strict=True)), "hour_us": 0, "max_us": round(1.1 ** (row[3] + 0.9))} for row in rows
+    ]
+    return pa.Table.from_pylist(found, schema=LATENCY)
+
+
+def test_there_are_percentiles_of_each_entity_and_of_all() -> None:
+    send, direct = int(OperationKind.SEND), int(Stage.DIRECT)
+    found = percentiles(_table(("orders", direct, send, 50, 9), ("bills", direct, send, 90, 1)))
+    assert [(one.entity, one.count) for one in found] == [(None, 10), ("bills", 1), ("orders", 9)]
+    everything = found[0]
+    assert everything.p90_us == pytest.approx(1.1**50.5, rel=0.05)
+    assert everything.p99_us == pytest.approx(1.1**90.5, rel=0.05)
+    assert everything.max_us == round(1.1**90.9)
+    assert everything.as_json()["stage"] == "direct"
+
+
+def test_no_percentile_is_above_the_longest() -> None:
+    row = {"hour_us": 0, "entity": "a", "stage": 1, "operation": 1, "bucket": 50, "count": 1, "max_us": 118}
+    assert percentiles(pa.Table.from_pylist([row], schema=LATENCY))[0].p50_us == 118
+
+
+def test_codes_of_a_later_release_are_left_out() -> None:
+    assert percentiles(_table(("orders", 99, 1, 50, 9), ("orders", 1, 99, 50, 9))) == []

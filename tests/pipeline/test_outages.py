@@ -1,0 +1,179 @@
+"""Outages from what happened minute by minute."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.ledger.schema import pa
+from twinbus.pipeline.outages import Outage, outages_of
+from twinbus.pipeline.tables import ACTIVITY, HOUR_US, MINUTE_US, OPEN_BUCKET, WAITS, Happening, bucket_of
+
+NOON = 1_800_000_000 * 1_000_000 // HOUR_US * HOUR_US
+SECOND = 1_000_000
+H = Happening
+
+
+def _activity(*events: tuple[float, Happening] | tuple[float, Happening, int], entity: str = "orders") -> pa.Table:
+    """Events at minutes after noon; each a single one unless a number is given."""
+    rows: dict[tuple[int, int], dict[str, object]] = {}
+    for minute, kind, *number in events:
+        at = NOON + round(minute * MINUTE_US)
+        count = number[0] if number else 1
+        key = (at // MINUTE_US, kind)
+        row = rows.setdefault(
+            key,
+            {
+                "minute_us": key[0] * MINUTE_US,
+                "pairing": "p",
+                "entity": entity,
+                "kind": int(kind),
+                "count": 0,
+                "first_us": at,
+                "last_us": at,
+            },
+        )
+        row["count"] += count  # type: ignore[operator]
+        row["first_us"], row["last_us"] = min(at, row["first_us"]), max(at, row["last_us"])  # type: ignore[type-var]
+    return pa.Table.from_pylist(list(rows.values()), schema=ACTIVITY)
+
+
+def _only(found: Iterable[Outage]) -> Outage:
+    (one,) = found
+    return one
+
+
+def _at(minute: float) -> int:
+    return NOON + round(minute * MINUTE_US)
+
+
+def test_an_outage_is_suspected_failed_over_recovered_and_drained() -> None:
+    found = _only(
+        outages_of(
+            _activity(
+                (0.1, H.FAILED_SEND),
+                (0.2, H.DIVERTED),
+                (0.7, H.FAILED_SEND),
+                (0.8, H.DIVERTED),
+                (1.1, H.FAILED_PING),
+                (1.5, H.DIVERTED, 3),
+                (2.1, H.FAILED_PING),
+                (3.1, H.PING),
+                (3.5, H.MOVED, 5),
+                (3.6, H.COMPLETED, 5),
+            )
+        )
+    )
+    assert (found.suspected_at, found.failed_over_at) == (_at(0.1), _at(1.1))
+    assert (found.recovered_at, found.drained_at) == (_at(3.1), _at(3.6))
+    assert (found.diverted, found.moved, found.pings, found.failed_sends) == (5, 5, 3, 2)
+
+
+def test_a_failure_that_led_to_nothing_is_no_outage() -> None:
+    assert outages_of(_activity((0, H.FAILED_SEND), (30, H.FAILED_SEND, 4))) == []
+
+
+def test_a_failure_long_before_the_first_diverted_message_does_not_begin_the_outage() -> None:
+    found = outages_of(_activity((0, H.FAILED_SEND), (9.5, H.FAILED_SEND), (9.6, H.DIVERTED), (10, H.PING)))
+    assert _only(found).suspected_at == _at(9.5)
+
+
+def test_where_nothing_is_diverted_before_failover_the_failures_that_follow_each_other_begin_it() -> None:
+    events = [(0.0, H.FAILED_SEND), (20.0, H.FAILED_SEND), (22.0, H.FAILED_SEND), (23.0, H.FAILED_PING), (24.0, H.PING)]
+    found = _only(outages_of(_activity(*events)))
+    assert (found.suspected_at, found.failed_over_at) == (_at(20), _at(23))
+
+
+def test_clients_recover_one_after_the_other_and_the_last_counts() -> None:
+    found = outages_of(_activity((0, H.FAILED_PING), (1, H.PING), (1.5, H.DIVERTED), (1.9, H.PING)))
+    assert _only(found).recovered_at == _at(1.9)
+
+
+def test_what_comes_after_calm_is_another_outage() -> None:
+    found = outages_of(
+        _activity((0, H.FAILED_PING), (1, H.PING), (2, H.MOVED), (20, H.FAILED_PING), (21, H.PING), (22, H.MOVED))
+    )
+    assert [one.suspected_at for one in found] == [_at(0), _at(20)]
+    assert [one.pings for one in found] == [2, 2]
+
+
+def test_pings_that_fail_half_an_hour_apart_belong_to_one_outage() -> None:
+    found = outages_of(_activity((0, H.FAILED_PING), (30, H.FAILED_PING), (60, H.FAILED_PING), (90, H.PING)))
+    assert _only(found).recovered_at == _at(90)
+
+
+def test_an_outage_without_a_ping_that_got_through_is_not_over() -> None:
+    assert _only(outages_of(_activity((0, H.FAILED_PING), (1, H.DIVERTED)))).recovered_at is None
+
+
+def test_a_drain_is_not_done_while_messages_are_left() -> None:
+    found = _only(outages_of(_activity((0, H.DIVERTED, 3), (1, H.PING), (2, H.COMPLETED, 2))))
+    assert (found.moved, found.drained_at) == (2, None)
+
+
+def test_dead_letters_are_not_moved_but_leave_the_backlog() -> None:
+    events = [(0.0, H.DIVERTED, 4), (1.0, H.PING), (2.0, H.COMPLETED, 1), (2.5, H.EXPIRED, 2), (3.0, H.POISON, 1)]
+    found = _only(outages_of(_activity(*events)))  # type: ignore[arg-type]
+    assert (found.moved, found.expired, found.poison, found.drained_at) == (1, 2, 1, _at(3))
+
+
+def test_rows_of_completes_that_a_killed_syphon_has_lost_do_not_keep_a_drain_open() -> None:
+    found = _only(outages_of(_activity((0, H.DIVERTED, 3), (1, H.PING), (2, H.MOVED, 4), (2.1, H.COMPLETED, 1))))
+    assert (found.moved, found.drained_at) == (3, _at(2.1))
+
+
+def test_with_links_instead_of_pings_failover_is_when_attempts_end_and_recovery_when_diverting_ends() -> None:
+    found = _only(outages_of(_activity((0, H.FAILED_SEND), (0.1, H.DIVERTED), (1, H.FAILED_SEND), (9, H.DIVERTED))))
+    assert (found.failed_over_at, found.recovered_at) == (_at(1), _at(9))
+
+
+def test_a_suspicion_that_passed_has_no_failover() -> None:
+    found = _only(outages_of(_activity((0, H.FAILED_SEND), (0.1, H.DIVERTED), (0.2, H.MOVED), (0.3, H.COMPLETED))))
+    assert (found.failed_over_at, found.drained_at) == (None, _at(0.3))
+
+
+def test_entities_have_outages_of_their_own() -> None:
+    table = pa.concat_tables(
+        [_activity((0, H.PING), entity="orders"), _activity((1, H.PING), (2, H.DIVERTED), entity="bills")]
+    )
+    assert [(one.entity, one.diverted) for one in outages_of(table)] == [("orders", 0), ("bills", 1)]
+
+
+def test_time_in_the_backlog_is_that_of_messages_that_were_moved() -> None:
+    wait = 90 * SECOND
+    rows = [
+        {"hour_us": NOON, "entity": "orders", "bucket": bucket_of(wait), "count": 9, "max_us": wait},
+        {"hour_us": NOON, "entity": "orders", "bucket": OPEN_BUCKET, "count": 100, "max_us": 0},
+        {"hour_us": NOON + 9 * HOUR_US, "entity": "orders", "bucket": 1, "count": 100, "max_us": 2},
+        {"hour_us": NOON, "entity": "bills", "bucket": 1, "count": 100, "max_us": 2},
+    ]
+    found = _only(outages_of(_activity((0, H.DIVERTED), (1, H.PING)), pa.Table.from_pylist(rows, schema=WAITS)))
+    assert found.backlog_seconds_p50 == pytest.approx(90, rel=0.05)
+    assert found.backlog_seconds_max == 90
+    assert found.as_json()["backlog_seconds_max"] == 90
+
+
+events = st.tuples(
+    st.integers(0, 600).map(lambda tenth: tenth / 2), st.sampled_from(list(Happening)), st.integers(1, 5)
+)
+
+
+@given(given_events=st.lists(events, max_size=40))
+def test_outages_are_apart_in_order_and_nothing_is_counted_twice(
+    given_events: list[tuple[float, Happening, int]],
+) -> None:
+    table = _activity(*given_events)
+    found = outages_of(table)
+    assert sum(one.diverted for one in found) == sum(n for _, kind, n in given_events if kind is H.DIVERTED)
+    pings = sum(n for _, kind, n in given_events if kind in (H.PING, H.FAILED_PING))
+    assert sum(one.pings for one in found) == pings
+    for one, after in itertools.pairwise(found):
+        assert one.suspected_at < after.suspected_at
+        assert one.recovered_at is None or one.recovered_at <= after.suspected_at
+    for one in found:
+        assert one.failed_over_at is None or one.suspected_at <= one.failed_over_at
+        assert one.recovered_at is None or one.suspected_at <= one.recovered_at

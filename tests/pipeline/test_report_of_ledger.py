@@ -1,0 +1,73 @@
+"""From a ledger to a report, on real Spark: what it says is what is known of the ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from bench.ledger_shape import Expected, Shape
+from bench.ledgers import generate
+
+from twinbus.ledger.recorder import Stage
+from twinbus.pipeline.ingest import ingest
+from twinbus.pipeline.prices import load_prices
+from twinbus.pipeline.reconciliation import reconcile
+from twinbus.pipeline.report.assemble import Wishes, assemble, open_results
+from twinbus.pipeline.report.document import Report
+from twinbus.pipeline.report.html import render
+from twinbus.pipeline.results import Results, default_results
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SHAPE = Shape(rows=12_000, entities=3, days=2, outages=2, lost=3, unexpected=2, trouble=2_000, repeats=20)
+
+
+@pytest.fixture(scope="module")
+def known(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Expected, Report]:
+    ledger: Path = tmp_path_factory.mktemp("of-ledger") / "ledger"
+    expected = generate(ledger, SHAPE)
+    ingest(spark, ledger, Results.open(default_results(ledger)), reconcile=reconcile)
+    return expected, assemble(open_results(str(ledger)), Wishes(book=load_prices()))
+
+
+def test_every_word_is_that_of_an_independent_count(known: tuple[Expected, Report]) -> None:
+    expected, report = known
+    assert report.summary is not None
+    words = {name: report.summary[name] for name in ("attempted", "acknowledged", "ok")}
+    assert words == {name: getattr(expected, name) for name in words}
+    for word in ("lost", "unexpected", "duplicated", "recovered"):
+        listed = sorted(one["message_id"] for one in report.anomalies.shown if one["word"] == word)
+        assert listed == sorted(getattr(expected, word))
+    assert report.headline.word == "lost"
+
+
+def test_every_billed_operation_is_in_the_cost(known: tuple[Expected, Report]) -> None:
+    expected, report = known
+    assert report.cost is not None
+    stages: Counter[Stage] = Counter()
+    entities: Counter[str] = Counter()
+    for one in expected.usages():
+        stages[one.stage] += one.operations
+        entities[one.entity] += one.operations
+    assert {stage: part.operations for stage, part in report.cost.stages.items()} == stages
+    assert {name: part.operations for name, part in report.cost.entities.items()} == entities
+
+
+def test_every_outage_is_told_with_its_messages(known: tuple[Expected, Report]) -> None:
+    expected, report = known
+    assert len(report.incidents) == SHAPE.outages
+    assert len(report.outages) == len(expected.outages)
+    assert sum(one.diverted for one in report.outages) == sum(one.diverted for one in expected.outages.values())
+    assert report.backlog.now == 0
+    assert report.backlog.peak is not None
+    assert report.backlog.peak.depth > 0
+
+
+def test_the_page_of_it_says_what_is_lost(known: tuple[Expected, Report]) -> None:
+    expected, report = known
+    html = render(report)
+    assert "3 accepted messages did not arrive." in html
+    assert all(one in html for one in expected.lost)

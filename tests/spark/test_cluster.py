@@ -1,0 +1,82 @@
+"""Spark with executors in processes of their own, as on a cluster, and as a Spark Connect server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+PROGRAM = Path(__file__).with_name("cluster.py")
+#: PySpark brings the server since 4.0.
+HAS_CONNECT = not pyspark.__version__.startswith("3.")
+CLIENT = """
+from pyspark.sql import functions as f
+from twinbus.pipeline.session import check_workers, spark_session
+
+spark = spark_session(remote={remote!r})
+assert type(spark).__module__ == "pyspark.sql.connect.session"
+assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+check_workers(spark)
+again = spark_session()
+assert again.conf.get("spark.sql.session.timeZone") == "UTC"
+print(again.range(10).select(f.sum("id")).collect()[0][0])
+spark.stop()
+"""
+
+PATIENCE = 280.0  # for what takes less than a minute on a machine that has nothing else to do
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    seen: dict[str, Any]
+    remote: str
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, PROGRAM, *([str(port)] if HAS_CONNECT else [])],
+        cwd=tmp_path_factory.mktemp("here"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        seen = json.loads(line)
+        yield Cluster(seen, f"sc://127.0.0.1:{port}")
+        _, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    for folder in seen["folders"]:  # this kind of cluster works where Spark is installed
+        shutil.rmtree(Path(folder).parent)
+
+
+def test_the_workers_of_every_executor_have_our_package(cluster: Cluster) -> None:
+    assert len(cluster.seen["folders"]) == 2
+    assert cluster.seen["units"] == 24
+
+
+@pytest.mark.skipif(not HAS_CONNECT, reason="this PySpark brings no Spark Connect server")
+def test_a_spark_connect_server_is_used_like_any_other_spark(cluster: Cluster) -> None:
+    client = [sys.executable, "-c", CLIENT.format(remote=cluster.remote)]
+    process = subprocess.run(client, capture_output=True, text=True, timeout=PATIENCE)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "45\n", "")
