@@ -13,13 +13,16 @@ settings.load_profile("twinbus")
 
 #: The tests in here share one Spark, which takes many seconds to start. Those that start their own live in tests/spark.
 SHARING_SPARK = "tests/pipeline/"
+#: These need none: reports read results without it.
+WITHOUT_SPARK = "tests/pipeline/report/"
 
 
 class ModulesAndOneSpark(LoadScopeScheduling):
     """Every module stays on one worker, as `--dist loadscope` has it, and all that share Spark on the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return SHARING_SPARK if nodeid.startswith(SHARING_SPARK) else super()._split_scope(nodeid)
+        is_sharing = nodeid.startswith(SHARING_SPARK) and not nodeid.startswith(WITHOUT_SPARK)
+        return SHARING_SPARK if is_sharing else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

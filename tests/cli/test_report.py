@@ -140,6 +140,8 @@ def test_prices_tiers_and_subscriptions_are_those_that_were_asked_for(store: Pat
         (["--since", "1960-01-01"], "--since must not be before 1970"),
         (["--since", "2026-11-02", "--until", "2026-11-02"], "--until must be later than 2026-11-02T00:00"),
         (["--since", "2027-01-01"], "--since must be earlier than 2026-11-04T00:00, where the results end"),
+        (["--since", "0001-01-01T00:00+23:00"], "--since must be a day or a time"),
+        (["--until", "9999-12-31"], "--since and --until must be at most 3,660 days apart"),
         (["--primary-tier", "platinum"], "tier must be one of"),
         (["--primary-units", "0"], "primary_units must be a whole number from 1 to"),
         (["--subscriptions", "events"], "--subscriptions must be a topic and a number, such as events=3"),

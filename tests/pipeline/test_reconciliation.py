@@ -23,7 +23,11 @@ from tests.pipeline.reconciling import (
     write,
 )
 
+from twinbus.ledger.compact import compact
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
+from twinbus.pipeline.ingest import ingest
+from twinbus.pipeline.reconciliation import reconcile
+from twinbus.pipeline.results import Results
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -269,6 +273,28 @@ def test_a_ledger_without_messages_has_nothing_to_say(spark: SparkSession, tmp_p
     write(tmp_path / "ledger", [row(OperationKind.POLL, Stage.POLL, QUEUE, None, 0, outcome=Outcome.EMPTY)])
     quiet = run(spark, tmp_path / "ledger", tmp_path / "results")
     assert (quiet.summary["attempted"], quiet.summary["entities"], quiet.summary["valid"]) == (0, [], True)
+
+
+def test_compaction_changes_nothing_and_nothing_is_read_again(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, results = tmp_path / "ledger", Results.open(tmp_path / "results")
+    for number, when in ((1, -5 * DAY), (2, -5 * DAY + HOUR)):
+        name = f"m{number}"
+        write(ledger, [sent("orders", name, when), *received("orders", name, number, when + SECOND)], number)
+    before = ingest(spark, ledger, results, reconcile=reconcile).snapshot.reconciliation
+    assert compact(ledger).new_files == 1
+    after = ingest(spark, ledger, results, reconcile=reconcile).snapshot.reconciliation
+    assert before is not None
+    assert after is not None
+    assert after["summary"] == before["summary"]
+    assert after["summary"]["ok"] == 2
+    [then], [now] = before["days"].values(), after["days"].values()
+    assert (now["folder"], now["fingerprint"] != then["fingerprint"]) == (then["folder"], True)
+    # Nor by the run after that, which knows the compacted file.
+    write(ledger, [sent("orders", "m3", -4 * DAY)], 3)
+    last = ingest(spark, ledger, results, reconcile=reconcile).snapshot.reconciliation
+    assert last is not None
+    assert last["days"][min(last["days"])] == now
+    assert (last["summary"]["attempted"], last["summary"]["in_flight"]) == (3, 1)
 
 
 def test_days_are_joined(spark: SparkSession, tmp_path: Path) -> None:

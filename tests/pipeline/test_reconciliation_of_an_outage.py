@@ -31,9 +31,9 @@ ALL = BEFORE + DURING + AFTER
 class Counts:
     """What the brokers have counted: what each place accepted and what was completed there."""
 
-    def __init__(self, twins: Twins, orders: Queue, subscription: Queue, unread: Queue) -> None:
+    def __init__(self, twins: Twins, orders: Queue, topic: Queue, subscription: Queue, unread: Queue) -> None:
         self.orders = orders.activity.received, orders.activity.completed
-        self.events = subscription.activity.received, subscription.activity.completed
+        self.events = topic.activity.received, subscription.activity.completed
         self.unread = unread.activity.received, unread.counters.active
         backlog = [twins.backlog(index) for index in range(2)]
         self.diverted = sum(queue.activity.received for queue in backlog)
@@ -64,7 +64,7 @@ async def outage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
     folder = tmp_path_factory.mktemp("outage") / "ledger"
     async with Twins.running(AZURE) as twins:
         orders, unread = await twins.queue("orders"), await twins.queue("unread")
-        _, subscription = await twins.topic("events")
+        topic, subscription = await twins.topic("events")
         options = SendAvailabilityOptions(
             backlog_queue_count=2,
             failover_interval=0,
@@ -85,7 +85,7 @@ async def outage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
             async with ServiceBusClient.from_connection_string(twins.primary.connection_string) as plain:
                 await receive(record_receives(plain.get_queue_receiver("orders"), ledger), ALL)
                 await receive(record_receives(plain.get_subscription_receiver("events", "all"), ledger), ALL)
-        yield folder, Counts(twins, orders, subscription, unread)
+        yield folder, Counts(twins, orders, topic, subscription, unread)
 
 
 @pytest.fixture(scope="module")

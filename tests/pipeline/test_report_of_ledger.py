@@ -22,7 +22,9 @@ from twinbus.pipeline.results import Results, default_results
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SHAPE = Shape(rows=12_000, entities=3, days=2, outages=2, lost=3, unexpected=2, trouble=2_000, repeats=20)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SHAPE = Shape(rows=12_000, entities=3, days=1, outages=2, lost=3, unexpected=2, trouble=2_000, repeats=20)
 
 
 @pytest.fixture(scope="module")

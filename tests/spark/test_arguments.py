@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -68,6 +69,13 @@ def test_an_error_never_holds_the_token_of_a_remote(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="remote must be") as refused:
         spark_session(remote="http://127.0.0.1/;token=SECRET")
     assert "SECRET" not in str(refused.value)
+
+
+def test_a_master_that_does_not_answer_is_named_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(SparkNotStarted, match=f"no Spark master answers at {address} or 127.0.0.1:99999"):
+        spark_session(master=f"spark://{address},127.0.0.1:99999")
 
 
 def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,8 @@ spark = spark_session(remote={remote!r})
 assert type(spark).__module__ == "pyspark.sql.connect.session"
 assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 check_workers(spark)
-again = spark_session()
-assert again.conf.get("spark.sql.session.timeZone") == "UTC"
-print(again.range(10).select(f.sum("id")).collect()[0][0])
+assert spark_session() is spark
+print(spark.range(10).select(f.sum("id")).collect()[0][0])
 spark.stop()
 """
 

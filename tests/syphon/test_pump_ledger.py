@@ -214,12 +214,12 @@ async def test_what_becomes_durable_late_is_completed_and_not_given_back(pair: P
     loop = asyncio.get_running_loop()
     ledger = Ledger()
     await pair.put(numbered("orders", range(MESSAGES)))
-    started = loop.time()
-    async with promptly(LOCK):
+    async with promptly(2 * LOCK):
         drain = asyncio.create_task(pair.drain(flush=ledger.flush))
-        await pair.until("orders", 1)
-        # Its time is over when nothing more is taken; the locks hold yet.
-        await eventually(lambda: loop.time() - started > LOCK / 3 * 1.2)
+        await eventually(lambda: ledger.asked)
+        asked_at = loop.time()
+        # Its time is over, and the locks hold yet.
+        await eventually(lambda: loop.time() - asked_at > LOCK / 3 * 1.2)
         assert (pair.backlog.activity.completed, pair.backlog.locked) == (0, pair.backlog.activity.delivered)
         while not drain.done():
             ledger.answer()

@@ -1,151 +1,126 @@
-"""`twinbus demo`: two namespaces, a pairing, an outage, and whether everything arrived."""
+"""`twinbus demo`: an outage from beginning to end, on this machine, without an account."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import json
+import shutil
+import signal
+import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Coroutine
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from azure.servicebus import ServiceBusMessage
 from rich.console import Console
 
-from twinbus import (
-    Event,
-    FailedOver,
-    Moved,
-    PairedSender,
-    PairedServiceBusClient,
-    PingFailed,
-    Receipt,
-    Recovered,
-    Route,
-    SendAvailabilityOptions,
-)
-from twinbus.broker import Fault, Kind, Namespace, QueueDescription
-from twinbus.broker.background import NamespaceThread
+from twinbus.ledger.errors import ExtraMissing
+from twinbus.pipeline.errors import PipelineError
 
+from .exits import BAD_USAGE
 from .logs import LogFormat, configure_logs
 
-QUEUE = "orders"
-MESSAGES = 20  # before, during and after the outage
-PATIENCE = 30.0
+if TYPE_CHECKING:
+    from twinbus.demo.story import Ending
 
-OPTIONS = SendAvailabilityOptions(
-    backlog_queue_count=2, failover_interval=0, ping_primary_interval=1, attempt_timeout=5, enable_syphon=True
-)
+FAULTS = ("kill", "blackhole")
 
 
-def demo() -> None:
-    """See sends outlive their namespace: two embedded ones, paired, and one of them broken on purpose.
+def demo(
+    fault: Annotated[
+        str, typer.Option(help="kill: the primary's process is killed; blackhole: it goes silent.")
+    ] = "kill",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long the outage lasts.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Makes message ids and the order of things repeatable.")] = 1,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Keep namespaces, ledger and report here.", show_default="a new folder for the report"),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="The last line on standard output is one JSON object; the rest is on standard error."
+        ),
+    ] = False,
+) -> None:
+    """See sends outlive their namespace: two namespaces, traffic, a real outage, a drain on Spark and a verdict.
 
-    Exit code 1 if a message was lost.
+    Takes about a minute. Exit code 1 if an accepted message was lost.
 
-    Example: twinbus demo
+    Example: twinbus demo --fault blackhole
     """
+    if fault not in FAULTS:
+        typer.echo(f"twinbus demo: --fault must be {' or '.join(FAULTS)}, not {fault!r}", err=True)
+        raise typer.Exit(BAD_USAGE)
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        typer.echo(f"twinbus demo: --folder must be an empty folder, or one that is not there yet: {folder}", err=True)
+        raise typer.Exit(BAD_USAGE)
     configure_logs(LogFormat.TEXT, "error")  # what the pairing logs, the demo prints
-    console = Console(highlight=False)
-    with ExitStack() as stack:
-        primary = stack.enter_context(_running("contoso", console))
-        standby = stack.enter_context(_running("contoso-standby", console))
-        primary.run(primary.namespace.create(QueueDescription(QUEUE)))
-        client = stack.enter_context(
-            PairedServiceBusClient.from_connection_strings(
-                primary.connection_string, standby.connection_string, options=OPTIONS
-            )
-        )
-        watch = Watch(console)
-        stack.callback(client.on_event(watch))
-        sender = stack.enter_context(client.get_queue_sender(QUEUE))
-        receipts = _send(console, sender, "all is well")
-
-        console.print("\n[bold]contoso stops answering[/]")
-        for kind in (Kind.REFUSE, Kind.RESET):
-            primary.call(primary.namespace.faults.add, Fault(kind))
-        receipts += _send(console, sender, "contoso is down")
-
-        console.print("\n[bold]contoso is back[/]")
-        primary.call(primary.namespace.faults.clear)
-        watch.wait_for(Recovered)
-        receipts += _send(console, sender, "all is well again")
-        watch.wait_until_moved(sum(receipt.route is Route.BACKLOG for receipt in receipts))
-
-        if not _verdict(console, client, receipts):
-            raise typer.Exit(1)
+    console = Console(highlight=False, stderr=as_json)
+    place = nullcontext(str(folder)) if folder is not None else tempfile.TemporaryDirectory(prefix="twinbus-demo-")
+    try:
+        with place as name:
+            ending = _run(Path(name), console, fault, seconds, seed)
+            html = ending.html if folder is not None else _kept(ending.html)
+    except KeyboardInterrupt:
+        typer.echo("twinbus demo: stopped", err=True)
+        raise typer.Exit(1) from None
+    except (ExtraMissing, PipelineError, TimeoutError, RuntimeError, OSError) as error:
+        typer.echo(f"twinbus demo: {error}", err=True)
+        raise typer.Exit(1) from None
+    _tell(console, ending, html)
+    if as_json:
+        typer.echo(json.dumps({**ending.as_json(), "report": str(html)}))
+    if ending.verdict.lost:
+        raise typer.Exit(1)
 
 
-@contextmanager
-def _running(name: str, console: Console) -> Iterator[NamespaceThread]:
-    with NamespaceThread(lambda: Namespace(name)) as thread:
-        console.print(f"{name} listens on 127.0.0.1:{thread.namespace.port}")
-        yield thread
+def _run(folder: Path, console: Console, fault: str, seconds: float, seed: int) -> Ending:
+    from twinbus.demo.screen import Screen
+    from twinbus.demo.story import Story
+
+    with Screen(console, time.monotonic) as screen:
+        story = Story(folder.resolve(), screen, fault=fault, seconds=seconds, seed=seed)  # type: ignore[arg-type]
+        return asyncio.run(_until_told(story.run()))
 
 
-class Watch:
-    """Prints what the pairing tells, and waits for it."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._changed = threading.Condition()
-        self._seen: set[type[Event]] = set()
-        self._moved = 0
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case FailedOver():
-                self._console.print(f"  {event.entity} has failed over: its messages go to the backlog")
-            case PingFailed():
-                self._console.print(f"  a ping of {event.entity} did not get through")
-            case Recovered():
-                self._console.print(f"  a ping got through: messages for {event.entity} go to contoso again")
-            case Moved():
-                self._console.print(f"  the syphon has moved {event.count} messages from {event.queue}")
-        with self._changed:
-            self._seen.add(type(event))
-            self._moved += event.count if isinstance(event, Moved) else 0
-            self._changed.notify_all()
-
-    def wait_for(self, kind: type[Event]) -> None:
-        with self._changed:
-            if not self._changed.wait_for(lambda: kind in self._seen, PATIENCE):
-                raise TimeoutError(f"no {kind.__name__} within {PATIENCE:g} s")
-
-    def wait_until_moved(self, count: int) -> None:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._moved >= count, PATIENCE):
-                raise TimeoutError(f"only {self._moved} of {count} messages were moved within {PATIENCE:g} s")
+async def _until_told(work: Coroutine[Any, Any, Ending]) -> Ending:
+    """A signal ends it in order: no process stays behind."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
-def _send(console: Console, sender: PairedSender, when: str) -> list[Receipt]:
-    receipts, slowest = [], 0.0
-    for number in range(MESSAGES):
-        started = time.perf_counter()
-        receipts.append(sender.send_messages(ServiceBusMessage(f"{when}: order {number}")))
-        slowest = max(slowest, time.perf_counter() - started)
-    routes = Counter("contoso" if receipt.route is Route.PRIMARY else "the backlog" for receipt in receipts)
-    where = " and ".join(f"{count} by {route}" for route, count in routes.items())
-    console.print(f"{when}: {MESSAGES} sends accepted, {where}; the slowest took {slowest:.2f} s")
-    return receipts
+def _kept(html: Path) -> Path:
+    """The report outlives the rest."""
+    kept = Path(tempfile.mkdtemp(prefix="twinbus-report-")) / html.name
+    shutil.copy(html, kept)
+    return kept
 
 
-def _verdict(console: Console, client: PairedServiceBusClient, receipts: list[Receipt]) -> bool:
-    """Receive everything and compare; true if nothing is missing."""
-    sent = {message_id for receipt in receipts for message_id in receipt.message_ids}
-    arrived: Counter[str] = Counter()
-    with client.get_queue_receiver(QUEUE) as receiver:
-        while sent - arrived.keys():
-            messages = receiver.receive_messages(max_message_count=100, max_wait_time=5)
-            if not messages:
-                break
-            for message in messages:
-                arrived[str(message.message_id)] += 1
-                receiver.complete_message(message)
-    lost, unexpected = len(sent - arrived.keys()), len(arrived.keys() - sent)
-    duplicated = sum(count > 1 for count in arrived.values())
+def _tell(console: Console, ending: Ending, html: Path) -> None:
+    verdict, cost = ending.verdict, ending.report.cost
     console.print(
-        f"\n[bold]acknowledged {len(sent)}, arrived {len(arrived)}, lost {lost}, unexpected {unexpected},"
-        f" duplicated {duplicated}[/]"
+        f"\n[bold]attempted {verdict.attempted:,}, acknowledged {verdict.acknowledged:,}, ok {verdict.ok:,},"
+        f" [{'red' if verdict.lost else 'green'}]lost {verdict.lost:,}[/], unexpected {verdict.unexpected:,},"
+        f" duplicated {verdict.duplicated:,}[/]"
     )
-    return not lost
+    console.print(
+        f"first message in the backlog after {ending.failover_seconds:.1f} s, {ending.moved:,} messages drained in"
+        f" {ending.drain_seconds:.1f} s; the slowest send took {ending.slowest_send:.1f} s, {ending.refused:,} refused"
+    )
+    if cost is not None:
+        currency, bill, used = cost.book.currency, cost.bill, cost.whole
+        console.print(
+            f"{used.operations:,} operations billed, {used.pairing_operations:,} of them for the pairing;"
+            f" at list prices {currency} {bill.total:.4f}, of which {currency} {bill.pairing:.4f} for the pairing"
+        )
+    console.print(f"the ledger says: {ending.report.headline.sentence}")
+    console.print(f"report: {html}")

@@ -81,6 +81,7 @@ def report(
             since=_moment("--since", since),
             until=_moment("--until", until),
             subscriptions=dict(_subscriptions(subscriptions or ())),
+            is_detailed=as_json,  # only there is it shown
         )
         found = assemble(open_results(source), wishes)
         if html is not None:
@@ -104,11 +105,11 @@ def _moment(option: str, text: str | None) -> datetime | None:
         return None
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise ValueError(
             f"{option} must be a day or a time, such as 2026-11-01 or 2026-11-01T13:00, not {text[:40]!r}"
         ) from None
-    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     if found < _EARLIEST:
         raise ValueError(f"{option} must not be before 1970, not {text[:40]!r}")
     if (found - _EARLIEST) % _HOUR:

@@ -7,6 +7,10 @@ When the buffer is full new rows are dropped, and their number becomes a row of 
 from __future__ import annotations
 
 import atexit
+
+# Where pandas is installed pyarrow imports it with its first array, and that this. In a process that ends without
+# closing its writer the first array is made at the very end, when this cannot be imported any more.
+import concurrent.futures.thread  # noqa: F401
 import logging
 import os
 import threading

@@ -197,8 +197,6 @@ class Pairing:
 
         `for_session` is (destination, session id) where order within a session is kept.
         """
-        if for_session is None and not tried and (settled := choice.settled) is not None:
-            return settled  # the usual case
         with self._lock:
             restored = self._rotation.tick(self.clock())
             if for_session is None:

@@ -133,6 +133,12 @@ class Single(Parcel):
     def messages(self) -> Sequence[ServiceBusMessage]:
         return (self._message,)
 
+    def _wrap(self, limit: int) -> Payload:
+        # On the way of every diverted send: the shortest way.
+        if self.is_small:
+            return sdk_seam.from_annotated(wrap(self._message, self.destination))
+        return super()._wrap(limit)
+
 
 class Batched(Parcel):
     """A batch that somebody has put together; its messages have got their ids already."""

@@ -41,11 +41,6 @@ class Rotation:
         """The queues out of rotation, the longest retired first."""
         return dict(self._retired)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether no queue is retired. To ask this no lock is needed."""
-        return not self._retired
-
     def is_in_rotation(self, index: int) -> bool:
         return 0 <= index < self.count and index not in self._retired
 
@@ -99,7 +94,7 @@ class SenderChoice:
     @property
     def settled(self) -> int | None:
         """The queue that it has picked, if there is nothing to think about. To ask this no lock is needed."""
-        return self._index if self._rotation.is_whole else None
+        return None if self._rotation._retired else self._index
 
     def next(self, tried: Collection[int] = ()) -> int | None:
         """The queue to try now, after those of the same send that were tried in vain.

@@ -100,10 +100,10 @@ class DayFiles:
 
     @classmethod
     def of(cls, folder: str, listed: Sequence[FileFacts]) -> DayFiles:
-        usable = [one for one in listed if one.refused is None or not one.replaces]
-        claims = {one.name: one.replaces for one in usable if one.replaces}
         # A compacted file that cannot be read claims nothing, as if it had never been written.
-        names = [one.name for one in usable if one.refused is None or not _is_compacted(one.name)]
+        usable = [one for one in listed if one.refused is None or not _is_compacted(one.name)]
+        claims = {one.name: one.replaces for one in usable if one.replaces}
+        names = [one.name for one in usable]
         live = set(layout.select(names, claims).live)
         return cls(folder, listed, [one for one in listed if one.name in live and one.refused is None])
 

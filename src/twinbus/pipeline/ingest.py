@@ -66,13 +66,16 @@ def ingest(
     """Bring the results up to date. Publishes nothing if nothing has changed.
 
     Args:
-        only: Look at these days only, as 2026-11-16.
+        only: Look at these days only, as 2026-11-16. Not with `reconcile`, which has to know all.
         options: For fsspec's file system of the ledger.
 
     Raises:
+        ValueError: Both `only` and `reconcile` are given.
         LedgerNotFound: There is nothing at this place.
         PipelineError: Others published, or changed the ledger, again and again.
     """
+    if only is not None and reconcile is not None:
+        raise ValueError("only must not be given with reconcile, which has to know all days")
     for _ in range(ATTEMPTS):
         try:
             return _Run(spark, ledger, results, only, reconcile, tell, options).go()
@@ -113,16 +116,18 @@ class _Run:
         known = {day: files.listed for day, files in self._files.items()}
         self._view = survey(ledger, known, only=only, options=options)
         self._making = Making(spark, self._view, results, self._run)
+        #: The days that Spark reads now.
+        self._at_work: Sequence[str] = ()
 
     def go(self) -> Ingested:
         made: dict[str, int] = {}
         for damages in range(DAMAGES + 1):
             try:
                 made |= self._update()
-                found = self._reconciled()
+                found = self._reconciled(is_new=bool(made))
                 break
             except Exception as error:  # Spark's errors have no class in common over its versions
-                damaged = self._view.check() if damages < DAMAGES else []
+                damaged = self._view.check(self._at_work) if damages < DAMAGES else []
                 if not damaged:
                     raise
                 logger.warning("Spark could not read %d files (%s)", len(damaged), type(error).__name__)
@@ -139,11 +144,13 @@ class _Run:
         done, total = 0, sum(rows.values())
         for piece in pieces(changed):
             self._tell("making rollups", done, total)
+            self._at_work = piece
             hours = {name: self._hours(name) or [] for name in piece}
             self._days |= self._making.make(hours, {name: self._days[name] for name in piece if name in self._days})
             self._files |= {name: changed[name] for name in piece}
             done += sum(rows[name] for name in piece)
         self._tell("making rollups", done, total)
+        self._at_work = tuple(self._view.days)
         if changed:
             self._days |= self._making.make_waits(self._days)
         return rows
@@ -153,10 +160,10 @@ class _Run:
         day, before = self._view.days[name], self._files.get(name)
         return None if before is not None and before.listed == day.listed else changed_hours(before, day)
 
-    def _reconciled(self) -> Mapping[str, Any] | None:
+    def _reconciled(self, *, is_new: bool) -> Mapping[str, Any] | None:
         before = self._before.reconciliation if self._before else None
         if self._reconcile is None:
-            return before
+            return None if is_new else before  # what was found in other rows must not stand beside these
         self._tell("reconciling", 0, 0)
         return self._reconcile(self._spark, self._view, self._results, before, self._run)
 

@@ -106,7 +106,8 @@ def _windows(signs: Sequence[Event]) -> Iterator[list[Event]]:
     window: list[Event] = []
     last = 0
     for one in signs:
-        if window and one.first_us - last > (CALM_US if _is_recovered(window) else SILENCE_US):
+        silence = one.first_us - last
+        if window and (silence > SILENCE_US or (silence > CALM_US and _is_recovered(window))):
             yield window
             window = []
         last = max(last, one.last_us) if window else one.last_us

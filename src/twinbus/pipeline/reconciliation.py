@@ -126,7 +126,8 @@ class _Run:
     def go(self) -> Mapping[str, Any]:
         changed = self._changed()
         if self._before is not None and not changed and self._is_settled(self._before):
-            return self._before
+            days = self._days()
+            return self._before if days == self._before["days"] else {**self._before, "days": days}
         for name in changed:
             self._state.days[name] = self._make(name)
         self._state.days = dict(sorted(self._state.days.items()))
@@ -138,7 +139,7 @@ class _Run:
             **self._rules,
             "summary": summary.as_json(),
             "anomalies": anomalies,
-            "days": {name: asdict(day) for name, day in self._state.days.items()},
+            "days": self._days(),
             "crossing": self._state.crossing,
         }
 
@@ -148,6 +149,9 @@ class _Run:
         return same == {**{name: before.get(name) for name in same}, "set_aside": before["summary"]["set_aside"]}
 
     # ---- days ----
+
+    def _days(self) -> dict[str, dict[str, Any]]:
+        return {name: asdict(day) for name, day in self._state.days.items()}
 
     def _changed(self) -> list[str]:
         """The days whose rows are not those that the facts were made from."""
@@ -334,7 +338,9 @@ class _Run:
         return self._spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
 
     def _write(self, frame: DataFrame, folder: str, *partitions: str) -> None:
-        frame.write.partitionBy(*partitions).option("compression", "zstd").parquet(self._results.path(folder))
+        # The folder is this run's own: what is there was left by an attempt that failed.
+        writer = frame.write.mode("overwrite").partitionBy(*partitions).option("compression", "zstd")
+        writer.parquet(self._results.path(folder))
 
 
 def notes_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,7 @@ MASTER = re.compile(
     r"local|local\[(\d+|\*)(,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
     r"|spark://[^\s/]+:\d+(,[^\s/]+:\d+)*|k8s://\S+|yarn"
 )
+STANDALONE = "spark://"
 MEMORY = re.compile(r"[1-9]\d*[mg]")
 
 #: Spark hides settings whose name or value has one of these words from its pages and event logs. Its own list knows
@@ -79,10 +81,10 @@ def spark_session(
 ) -> SparkSession:
     """A session to work with: on this machine, on a cluster (`master`), of a Spark Connect server (`remote`).
 
-    With neither, the session of the notebook or of the job that this runs in is taken, if there is one; it gets
-    settings of its own, so that nothing changes for its owner. Else Spark starts here, with `slots` tasks at once.
-    `memory`, such as `4g`, is what Spark gets of this machine, or of each of the cluster's. `config` are more settings
-    of Spark, and win over ours. Use `running_spark` to have it stopped.
+    With neither, the session of the notebook or of the job that this runs in is taken, if there is one, with settings
+    of its own, so that nothing changes for its owner (but with Spark Connect, where there can be but one). Else Spark
+    starts here, with `slots` tasks at once. `memory`, such as `4g`, is what Spark gets of this machine, or of each of
+    the cluster's. `config` are more settings of Spark, and win over ours. Use `running_spark` to have it stopped.
 
     Raises ValueError for a bad argument, SparkMissing without pyspark, JavaMissing without a Java, SparkNotStarted.
     """
@@ -200,11 +202,11 @@ def _await_server(remote: str, host: str) -> None:
 
 
 def _apart_from(active: SparkSession) -> SparkSession:
-    """A session with the same Spark and settings of its own, where that is possible."""
-    try:
-        return active.newSession()
-    except (AttributeError, NotImplementedError):  # Spark Connect before 4.3
-        return active
+    """A session with the same Spark and settings of its own; with Spark Connect the same session.
+
+    There, a second one exists since 4.3 only, and a process that does not stop it never ends.
+    """
+    return active if type(active).__module__.startswith("pyspark.sql.connect") else active.newSession()
 
 
 def _with_settings(session: SparkSession, config: Mapping[str, str]) -> SparkSession:
@@ -234,6 +236,8 @@ def _start(master: str, app_name: str, memory: str | None, config: Mapping[str, 
 
     if SparkContext._active_spark_context is not None:
         raise SparkNotStarted("Spark runs in this process already: stop it, or give no master to use it")
+    if master.startswith(STANDALONE):
+        _await_master(master)
     java = find_java(pyspark.__version__)
     settings = _settings(master, app_name, memory, java, config)
     environment = {"JAVA_HOME": str(java_home_for_spark(java))}
@@ -251,6 +255,19 @@ def _start(master: str, app_name: str, memory: str | None, config: Mapping[str, 
             raise SparkNotStarted(
                 f"Spark did not start with {java.executable} on {master}: {_reason(error)}"
             ) from error
+
+
+def _await_master(master: str) -> None:
+    """Raise SparkNotStarted unless there is somebody: Spark itself tries for minutes, and then says something else."""
+    addresses = master.removeprefix(STANDALONE).split(",")
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS / len(addresses)).close()
+        except (OSError, OverflowError):
+            continue
+        return
+    raise SparkNotStarted(f"no Spark master answers at {' or '.join(addresses)}")
 
 
 def _conf(settings: Mapping[str, str]) -> SparkConf:

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,9 @@ LEAST_INTERVAL, MOST_INTERVAL = 1.0, 86_400.0
 #: How often in a row a run may fail before watching ends, and the longest pause after a failure.
 MOST_FAILURES = 5
 MOST_PAUSE = 60.0
-#: Old results are removed once in so many runs: to know which are in use takes all snapshots of a day.
-RUNS_BETWEEN_SWEEPS = 60
+#: Once in so many seconds a run looks at all days, for the stream passes over files that were changed last more than a
+#: week before others, and removes old results, for to know which are in use takes all snapshots of a day.
+WHOLE_LOOK_SECONDS = 3600.0
 
 # Only where and when: the content is never read.
 _FILES = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
@@ -75,7 +77,7 @@ class Watch:
         self._given: dict[str, Any] = {"reconcile": reconcile, "tell": tell, "options": options}
         self._stop = threading.Event()
         self._failures = 0
-        self._runs = 0
+        self._whole_look_at = 0.0
 
     def stop(self) -> None:
         """End when the run that is under way is done. From any thread, or a signal handler."""
@@ -88,7 +90,7 @@ class Watch:
             LedgerNotFound: There is nothing at this place.
             PipelineError: Runs have failed again and again.
         """
-        self._ingest(None)
+        self._ingest(set())
         while not self._stop.is_set():
             query = self._start()
             try:
@@ -120,11 +122,14 @@ class Watch:
         if days:
             self._ingest(days)
 
-    def _ingest(self, days: set[str] | None) -> None:
-        done = ingest(self._spark, self._ledger, self._results, only=days, **self._given)
+    def _ingest(self, days: set[str]) -> None:
+        is_whole = time.monotonic() >= self._whole_look_at
+        # Reconciliation has to know all days, to tell those that are as they were from those that are gone.
+        only = None if is_whole or self._given["reconcile"] is not None else days
+        done = ingest(self._spark, self._ledger, self._results, only=only, **self._given)
         self._failures = 0
-        self._runs += 1
-        if self._runs % RUNS_BETWEEN_SWEEPS == 1:
+        if is_whole:
+            self._whole_look_at = time.monotonic() + WHOLE_LOOK_SECONDS
             self._results.sweep()
         self._on_run(done)
 

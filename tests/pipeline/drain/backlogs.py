@@ -28,6 +28,7 @@ QUEUES = tuple(f"contoso/x-servicebus-transfer/{index}" for index in range(3))
 FIRST = QUEUES[0]
 # Where locks have to run out, the shortest that the service knows. The ledger has a third of a lock to store rows.
 SHORT_LOCK = 5
+DRAIN_SECONDS = 300  # for what takes ten, on a machine that has nothing else to do
 
 
 class Backlogs(Pair):
@@ -109,7 +110,7 @@ class Backlogs(Pair):
         return SparkDrain(spark, *self.sides, queues or QUEUES, settings, [].append if seen is None else seen.append)
 
     async def drained(self, spark: SparkSession, *queues: str, **told: Any) -> SparkReport:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(DRAIN_SECONDS):
             return await self.drain_on(spark, *queues, **told).run()
 
 

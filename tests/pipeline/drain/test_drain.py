@@ -25,6 +25,8 @@ from twinbus.syphon import AmqpError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.timeout(400)
+
 
 async def test_everything_arrives_once_and_has_its_row(pair: Backlogs, spark: SparkSession, tmp_path: Path) -> None:
     await pair.put_in(QUEUES[0], numbered("orders", range(6_000)))  # two pumps

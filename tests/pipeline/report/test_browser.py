@@ -19,10 +19,13 @@ from tests.pipeline.report.test_html import HOSTILE, full, page_of
 from twinbus.pipeline.report.formats import DAY, HOUR
 
 CHROMIUM = find()
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="there is no Chromium: run scripts/chromium.py, install one, or name it in TWINBUS_CHROMIUM",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None,
+        reason="there is no Chromium: run scripts/chromium.py, install one, or name it in TWINBUS_CHROMIUM",
+    ),
+]
 
 Scheme = Literal["light", "dark"]
 WIDTHS = (320, 390, 768, 1280)

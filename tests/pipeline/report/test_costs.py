@@ -8,11 +8,15 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from tests.pipeline.report.made import parquet
 
-from twinbus.ledger.recorder import NamespaceRole, Stage
+from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
+from twinbus.ledger.schema import pa, pq
 from twinbus.pipeline.billing import Contract, Line, bill
 from twinbus.pipeline.prices import load_prices
-from twinbus.pipeline.report.costs import Cost, summed_cost
+from twinbus.pipeline.report.costs import Cost, summed_cost, views_of
+from twinbus.pipeline.report.formats import HOUR, SECOND
+from twinbus.pipeline.tables import USAGE
 from twinbus.pipeline.usage import PAIRING_STAGES, Usage
 
 SINCE, UNTIL = datetime(2026, 10, 20, tzinfo=UTC), datetime(2026, 12, 5, 7, tzinfo=UTC)
@@ -32,8 +36,22 @@ def traffic(most: int) -> list[Usage]:
     return found
 
 
-def priced(usage: list[Usage], contract: Contract | None = None) -> Cost:
-    return summed_cost(usage, BOOK, contract or Contract(), since=SINCE, until=UNTIL)
+def rollup(usage: list[Usage]) -> pa.Table:
+    """The usage as rows of the rollup, in one hour of each day."""
+    rows = []
+    for one in usage:
+        midnight = int(datetime(one.day.year, one.day.month, one.day.day, tzinfo=UTC).timestamp()) * SECOND
+        kind = OperationKind.SEND if one.stage is Stage.DIRECT else OperationKind.COMPLETE
+        what = (midnight + 6 * HOUR, "contoso", "client", one.namespace, one.entity, kind, one.stage)
+        answered = one.operations - one.unanswered
+        rows.append((*what, Outcome.UNKNOWN, 1, 1, one.unanswered, 9, 0))
+        rows.append((*what, Outcome.DONE, 1, 1, answered, 9, one.transferred))
+    return pq.read_table(pa.BufferReader(parquet(rows, USAGE)))
+
+
+def priced(usage: list[Usage], contract: Contract | None = None, **subscriptions: int) -> Cost:
+    views = views_of(rollup(usage), SINCE, subscriptions)
+    return summed_cost(views, BOOK, contract or Contract(), since=SINCE, until=UNTIL)
 
 
 @pytest.mark.parametrize("contract", [Contract(), Contract(is_one_subscription=False), Contract(secondary="basic")])
@@ -71,6 +89,15 @@ def test_the_most_expensive_entity_comes_first_and_days_come_in_order() -> None:
     assert amounts == sorted(amounts, reverse=True)
     assert list(cost.days) == sorted(cost.days)
     assert {stage for stage, part in cost.stages.items() if part.pairing_operations} == PAIRING_STAGES
+
+
+def test_sends_to_a_topic_are_copied_to_its_subscriptions_in_every_view() -> None:
+    plain, copied = priced(traffic(1_000)), priced(traffic(1_000), events=3)
+    sends = sum(one.operations for one in traffic(1_000) if one.entity == "events" and one.stage is Stage.DIRECT)
+    for parts in (lambda cost: cost.stages, lambda cost: cost.entities, lambda cost: cost.days):
+        before, after = (sum(part.operations for part in parts(cost).values()) for cost in (plain, copied))
+        assert after - before == 3 * sends
+    assert copied.entities["events"].operations - plain.entities["events"].operations == 3 * sends
 
 
 def test_the_bill_says_what_it_does_not_count() -> None:

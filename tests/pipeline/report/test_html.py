@@ -181,6 +181,15 @@ def test_an_outage_that_is_not_over_is_drawn_to_the_end_of_the_period(tmp_path: 
     assert ends == [pytest.approx(100, abs=0.01) for _ in ends]
 
 
+def test_a_drain_that_does_not_end_leaves_room_for_its_outage(tmp_path: Path) -> None:
+    made = Made(days=7).traffic(NAMES).outage(NAMES, START + DAY, 30, left=9).judged(NAMES, in_flight=27)
+    page = page_of(made, tmp_path)[1]
+    incident = page.every("article")[0]
+    assert "27 messages are still in the backlog." in incident.text
+    bar = next(one for one in incident.every("rect") if one.attributes.get("class") == "state failed_over")
+    assert float(bar.attributes["width"][:-1]) > 15
+
+
 def test_thousands_of_entities_fit_a_page_and_the_rest_is_counted(tmp_path: Path) -> None:
     names = [f"queue-{number:04}" for number in range(2_000)]
     made = Made(days=2).traffic(names[:300], operations=5)

@@ -212,7 +212,9 @@ class Delivery:
         pauses: Pauses | None = None
         failed: dict[int, BaseException] = {}
         while budget.left() > 0:
-            index = self._choose(session, pinned, failed)
+            index = self._choice.settled if session is None and not failed else None
+            if index is None:
+                index = self._choose(session, pinned, failed)
             if index is None:
                 break
             parcel.attempts += 1

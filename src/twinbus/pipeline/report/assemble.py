@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from twinbus.ledger.schema import pa, pc
 from twinbus.pipeline.billing import Contract
 from twinbus.pipeline.cost import Period as Hours
-from twinbus.pipeline.cost import period_of, usage_table, usages
+from twinbus.pipeline.cost import period_of, usage_table
 from twinbus.pipeline.errors import NoResults, PipelineError, ResultsDamaged
 from twinbus.pipeline.latency import Percentiles, percentiles
 from twinbus.pipeline.outages import Outage, outages_of
@@ -20,13 +20,15 @@ from twinbus.pipeline.results import Results, Snapshot, default_results
 from twinbus.pipeline.tables import ACTIVITY, LATENCY, WAITS, Happening
 
 from .anomalies import read_anomalies
-from .costs import Cost, summed_cost
+from .costs import EPOCH, Cost, summed_cost, views_of
 from .document import Anomalies, Aside, Period, Report, Source
 from .formats import place
 from .happenings import Backlog, depth_of, incidents_of, timelines_of
 from .headline import Headline, headline_of
 
-EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
+#: The longest period that may be asked for: each month of it is billed.
+LONGEST = timedelta(days=3_660)
 #: How many messages a report lists one by one; the tables of reconciliation have all.
 ANOMALIES = 200
 _CAME = frozenset({Happening.DIVERTED})
@@ -44,6 +46,8 @@ class Wishes:
     until: datetime | None = None
     #: How many subscriptions each topic has.
     subscriptions: Mapping[str, int] = field(default_factory=dict)
+    #: Whether latency is wanted of each entity, too.
+    is_detailed: bool = True
 
 
 class Opened(NamedTuple):
@@ -102,6 +106,8 @@ def _period(snapshot: Snapshot, wishes: Wishes) -> Hours | None:
         if wishes.until is None:
             name, bound = "--since", f"earlier than {until:%Y-%m-%dT%H:%M}, where the results end"
         raise ValueError(f"{name} must be {bound} (UTC)")
+    if until - since > LONGEST and (wishes.since or wishes.until):
+        raise ValueError(f"--since and --until must be at most {LONGEST.days:,} days apart")
     return Hours(since, until)
 
 
@@ -191,14 +197,14 @@ class _Assembling:
         table = self._results.table(paths, LATENCY)
         hours = table["hour_us"]
         mine = pc.and_(pc.greater_equal(hours, self._period.since), pc.less(hours, self._period.until))
-        return tuple(percentiles(table.filter(mine)))
+        return tuple(percentiles(table.filter(mine), by_entity=self._wishes.is_detailed))
 
     def _cost(self) -> Cost | None:
         if self._hours is None:
             return None
-        wishes = self._wishes
-        used = usages(usage_table(self._results, self._snapshot, self._hours), wishes.subscriptions)
-        return summed_cost(used, wishes.book, wishes.contract, since=self._hours.since, until=self._hours.until)
+        wishes, hours = self._wishes, self._hours
+        views = views_of(usage_table(self._results, self._snapshot, hours), hours.since, wishes.subscriptions)
+        return summed_cost(views, wishes.book, wishes.contract, since=hours.since, until=hours.until)
 
 
 def run_started(run: str) -> datetime | None:
@@ -216,7 +222,7 @@ def _end(outage: Outage, until: int) -> int:
 
 
 def _us(moment: datetime) -> int:
-    return (moment - EPOCH) // MICROSECOND
+    return (moment - EPOCH) // _MICROSECOND
 
 
 @contextmanager

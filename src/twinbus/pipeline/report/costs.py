@@ -1,20 +1,23 @@
-"""The bill of a period, summed up by stage, entity and day. Pure."""
+"""The bill of a period, summed up by stage, entity and day. Pure: a function of the rollup `usage`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, localcontext
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from twinbus.ledger.recorder import Stage
+from twinbus.ledger.schema import pa, pc
 from twinbus.pipeline.billing import GB, Bill, Contract, Line, bill
+from twinbus.pipeline.cost import usages
 from twinbus.pipeline.prices import PriceBook, exact
 from twinbus.pipeline.usage import PAIRING_STAGES, Usage
 
 _Key = TypeVar("_Key", bound=Hashable)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 STAGE_TEXTS = {
     Stage.DIRECT: "sent to the primary",
@@ -117,29 +120,77 @@ class Cost:
         }
 
 
-def summed_cost(
-    usage: Iterable[Usage], book: PriceBook, contract: Contract, *, since: datetime, until: datetime
-) -> Cost:
+class Views(NamedTuple):
+    """The same usage three times, each summed up as far as its question allows.
+
+    Within a month, a namespace and a side of the bill every operation costs the same. So bills of coarser usage are the
+    same, to the last digit, and thousands of entities on hundreds of days need not be priced one by one.
+    """
+
+    #: By month, entity left out.
+    stages: Sequence[Usage]
+    #: By month; of each side of the bill one stage stands for all (`SIDES`).
+    entities: Sequence[Usage]
+    #: Entity left out, and stages as above.
+    days: Sequence[Usage]
+
+
+#: The stage that stands for all of the application, and that for all of pairing.
+SIDES = Stage.DIRECT, Stage.POLL
+
+
+def views_of(table: pa.Table, since: datetime, subscriptions: Mapping[str, int]) -> Views:
+    """What is billed of a rollup `usage`, all of which lies after `since`.
+
+    Raises:
+        ValueError: A number of subscriptions is out of bounds.
+    """
+    copied = pa.array([name.lower() for name in subscriptions], pa.string())
+    first = (since - EPOCH) // timedelta(microseconds=1)
+    months = pc.floor_temporal(table["hour_us"].cast(pa.timestamp("us")), unit="month").cast(pa.int64())
+    is_pairing = pc.is_in(table["stage"], pa.array(sorted(PAIRING_STAGES), pa.int8()))
+    is_billed = pc.is_in(table["stage"], pa.array(sorted(STAGE_TEXTS), pa.int8()))
+    sides = pc.if_else(is_pairing, *(pa.scalar(int(one), pa.int8()) for one in reversed(SIDES)))
+    columns = {
+        "month": pc.max_element_wise(months, pa.scalar(first)),
+        "day": pc.floor_temporal(table["hour_us"].cast(pa.timestamp("us")), unit="day").cast(pa.int64()),
+        # How many operations a send to a topic makes depends on its name.
+        "no_entity": pc.if_else(pc.is_in(pc.utf8_lower(table["entity"]), copied), table["entity"], ""),
+        "side": pc.if_else(is_billed, sides, table["stage"]),
+        "entity": table["entity"],
+        "stage": table["stage"],
+    }
+
+    def billed(hour: str, entity: str, stage: str) -> list[Usage]:
+        slim = pa.table(
+            {
+                "hour_us": columns[hour],
+                "entity": columns[entity],
+                "stage": columns[stage],
+                **{name: table[name] for name in ("namespace", "operation", "outcome", "units", "transferred")},
+            }
+        )
+        keys = ["hour_us", "namespace", "entity", "operation", "stage", "outcome"]
+        sums = slim.group_by(keys).aggregate([("units", "sum"), ("transferred", "sum")])
+        found = usages(sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names]), subscriptions)
+        return found if entity == "entity" else _merged(one._replace(entity="") for one in found)
+
+    return Views(
+        billed("month", "no_entity", "stage"), billed("month", "entity", "side"), billed("day", "no_entity", "side")
+    )
+
+
+def summed_cost(views: Views, book: PriceBook, contract: Contract, *, since: datetime, until: datetime) -> Cost:
     """Bill what was used in a period, and sum it up.
 
     Raises:
         ValueError: The times are no period with a time zone, or a usage lies outside.
         PriceError: The book lacks a tier of the contract.
     """
-    every = list(usage)
-
-    def billed(group: Callable[[Usage], Usage]) -> Bill:
-        # Within a month, a namespace and a side every operation costs the same. So bills of coarser usage add up to
-        # the same, to the last digit, and thousands of entities on hundreds of days are not priced one by one.
-        return bill(_merged(map(group, every)), book, contract, since=since, until=until)
-
-    def by_month(one: Usage) -> Usage:
-        return one._replace(day=max(one.day.replace(day=1), since.astimezone(UTC).date()))
-
-    whole = billed(lambda one: by_month(one)._replace(entity=""))
-    entities = _sums(billed(lambda one: _sided(by_month(one))), lambda line: line.usage.entity)
-    days = _sums(billed(lambda one: _sided(one)._replace(entity="")), lambda line: line.usage.day)
+    whole, by_entity, by_day = (bill(usage, book, contract, since=since, until=until) for usage in views)
     stages = _sums(whole, lambda line: line.usage.stage)
+    entities = _sums(by_entity, lambda line: line.usage.entity)
+    days = _sums(by_day, lambda line: line.usage.day)
     return Cost(
         book=book,
         contract=contract,
@@ -152,11 +203,6 @@ def summed_cost(
         days={day: days[day] for day in sorted(days)},
         warnings=tuple(_warnings(whole, book)),
     )
-
-
-def _sided(usage: Usage) -> Usage:
-    """A stage for each side of the bill, in place of all the stages that the side has."""
-    return usage._replace(stage=Stage.POLL if usage.is_pairing else Stage.DIRECT)
 
 
 def _merged(usage: Iterable[Usage]) -> list[Usage]:

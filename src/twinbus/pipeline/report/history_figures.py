@@ -111,8 +111,7 @@ class IncidentView:
 
 def incident_view(report: Report, incident: Incident) -> IncidentView:
     """One incident, its time axis as wide as the page."""
-    end = report.period.until if report.period else incident.began
-    until = max(incident.drained or end, incident.recovered or end) if incident.is_over or incident.drained else end
+    until = _end(incident, report.period.until if report.period else incident.began)
     axis = padded(incident.began, max(until, incident.began + formats.MINUTE))
     mine = {(one.pairing, one.entity): one for one in sorted(incident.outages, key=lambda one: one.diverted)}
     timelines = {(one.pairing, one.entity): one for one in report.timelines}
@@ -142,6 +141,19 @@ def incident_view(report: Report, incident: Incident) -> IncidentView:
             left_out=len(ranked) - len(cells),
         ),
     )
+
+
+def _end(incident: Incident, end: int) -> int:
+    """How far an incident is drawn: until it was over or, while it is not, to the end of the period.
+
+    A drain that does not end may go on for weeks: of that only the beginning is drawn, or the outage would be a hair.
+    """
+    recovered = incident.recovered
+    if recovered is None:
+        return end
+    if incident.is_over:
+        return max(recovered, incident.drained or recovered)
+    return min(end, recovered + max(4 * (recovered - incident.began), formats.HOUR))
 
 
 def _outage_cells(outage: Outage) -> tuple[str, ...]:
