@@ -214,3 +214,12 @@ def test_neither_spark_nor_the_sdk_is_loaded(store: Path, tmp_path: Path) -> Non
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "0 []\n", done.stderr
+
+
+def test_without_jinja2_the_rest_works_and_html_says_what_to_install(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("jinja2", "twinbus.pipeline.report.html"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert run(store).exit_code == 0
+    assert "pip install 'twinbus[report]'" in refused(1, store, "--html", tmp_path / "report.html")

@@ -19,7 +19,9 @@ from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Out
 from twinbus.ledger.schema import VERSION_KEY
 from twinbus.pipeline.cost import usage_table, usages
 from twinbus.pipeline.errors import PipelineError
+from twinbus.pipeline.files import survey
 from twinbus.pipeline.ingest import Ingested, ingest
+from twinbus.pipeline.overlaps import Interval
 from twinbus.pipeline.results import Results, Snapshot
 from twinbus.pipeline.tables import ROLLUP_SCHEMAS
 from twinbus.pipeline.usage import usage_of
@@ -259,6 +261,19 @@ def test_rows_that_the_ledger_lacks_are_counted(house: House) -> None:
     house.ingest()
     assert house.latest.dropped == 23
     assert usages(usage_table(house.results, house.latest)) == []
+
+
+def test_rows_can_be_read_without_their_times(house: House) -> None:
+    rows = some_operations(21, 30)
+    path = put(house.ledger, rows)
+    shutil.copy(path, path.with_name(path.name.replace("-1-", "-2-")))
+    found = survey(house.ledger).rows(house.spark, ["bytes"], within=[Interval(START, START + HOUR - 1)]).collect()
+    assert sorted(row.bytes for row in found) == sorted(row.bytes for row in rows if row.ts < START + HOUR)
+
+
+def test_days_cannot_be_chosen_where_arrivals_are_reconciled(house: House) -> None:
+    with pytest.raises(ValueError, match="only must not be given with reconcile"):
+        house.ingest(only=["2026-11-01"], reconcile=_returns(lambda: None))
 
 
 def test_a_folder_that_is_not_there_is_no_ledger(house: House) -> None:

@@ -160,6 +160,14 @@ class Pair:
 
 async def take_all(namespace: Namespace, path: str) -> list[bytes]:
     """Everything that is available in a queue, completed."""
+    found: list[bytes] = []
+    # Credit is given back as soon as the window of the session is full, so that may take several turns.
+    while some := await _take_some(namespace, path):
+        found += some
+    return found
+
+
+async def _take_some(namespace: Namespace, path: str) -> list[bytes]:
     found: list[Delivery] = []
     async with connect(namespace) as connection:
         receiver = await connection.attach_receiver(path, found.append, credit=100_000)

@@ -198,11 +198,11 @@ class LedgerView:
     ) -> DataFrame:
         if inside is not None:
             files = [pair for pair in files if _touches(pair[1], inside)]
-        schema = spark_schema(columns)
         if not files:
-            return spark.createDataFrame([], schema)
+            return spark.createDataFrame([], spark_schema(columns))
         paths = [spark_path(self.url, folder, one.name) for folder, one in files]
         # The schema is given, so that Spark need not open files to learn it; and no folder becomes a column.
+        schema = spark_schema([*dict.fromkeys(["ts", *columns])])
         frame = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
         if within:
             frame = frame.where(ts_in(within))

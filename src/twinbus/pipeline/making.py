@@ -108,7 +108,8 @@ class Making:
             kept = self._spark.read.schema(made.schema).option("recursiveFileLookup", "true").parquet(*paths)
             made = made.unionByName(kept.where(~_is_in(time, times)))
         (
-            made.withColumn("day", f.date_format(f.timestamp_micros(f.col(time)), "yyyy-MM-dd"))
+            # Not by way of a timestamp: the day must not depend on the session's time zone.
+            made.withColumn("day", f.expr(f"date_add(date'1970-01-01', cast({time} div {DAY_US} as int))"))
             # One file for each day: reports read them one by one.
             .repartition("day")
             .sortWithinPartitions("day", *names)

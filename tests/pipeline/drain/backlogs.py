@@ -66,13 +66,6 @@ class Backlogs(Pair):
         counters = [self.backlog_of(queue).counters for queue in QUEUES]
         return sum(one.active + one.deferred for one in counters)
 
-    async def arrived(self, path: str) -> list[bytes]:
-        """The bodies of all messages in a queue of the primary, in order. They are gone afterwards."""
-        found: list[bytes] = []
-        while self.queue(path).counters.active:  # one look takes no more than some thousands
-            found += await super().arrived(path)
-        return found
-
     @property
     def sides(self) -> tuple[Side, Side]:
         primary, secondary = (

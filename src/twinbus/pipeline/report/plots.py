@@ -306,11 +306,11 @@ def ranges(rows: Sequence[Range]) -> Markup:
     axis = LogAxis.around([value for one in rows for value in (one.p50, one.most)])
     marks = [(axis.place(one), duration(one)) for one in axis.marks()]
     grid = _grid([Tick(*one) for one in marks], _LANE_HEIGHT)
-    drawn = []
+    drawn = [_lane("", Markup(""), "p50 · p99", class_="lane lane-head")]
     for one in rows:
         p50, p90, p99, most = (f"{axis.place(value)}%" for value in (one.p50, one.p90, one.p99, one.most))
         middle = _LANE_HEIGHT / 2
-        said = f"half within {duration(one.p50)}, 90 % within {duration(one.p90)}, 99 % within {duration(one.p99)}"
+        said = f"half within {duration(one.p50)}, 90% within {duration(one.p90)}, 99% within {duration(one.p99)}"
         shape = tag(
             "g",
             tag("title", said),
