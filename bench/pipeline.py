@@ -126,7 +126,7 @@ def cost_with_spark(spark: Any, ledger: Path) -> Bill:
 def cost_with_duckdb(duck: duckdb.DuckDBPyConnection, ledger: Path, *, is_unique: bool = True) -> Bill:
     rows = f"read_parquet('{ledger}/*/*.parquet')"
     rows = rows if is_unique else f"(select distinct on (op_id) * from {rows})"
-    return billed(duck.execute(USAGE_SQL.format(rows=rows)).arrow())
+    return billed(duck.sql(USAGE_SQL.format(rows=rows)).to_arrow_table())
 
 
 def cost_with_polars(ledger: Path) -> Bill:
@@ -155,8 +155,7 @@ def cost_with_polars(ledger: Path) -> Bill:
     return billed(frame.collect(engine="streaming").to_arrow())
 
 
-def billed(table: Any) -> Bill:
-    table = table.read_all() if isinstance(table, pa.RecordBatchReader) else table
+def billed(table: pa.Table) -> Bill:
     used = usages(table.select(USAGE.names).cast(USAGE))
     period = Period.of_days(used[0].day, used[-1].day)
     return bill(used, load_prices(), Contract(), since=period.since, until=period.until)

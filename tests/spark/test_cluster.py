@@ -65,8 +65,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         process.kill()
         process.communicate()
     assert (process.returncode, errors) == (0, "")
-    for folder in seen["folders"]:  # this kind of cluster works where Spark is installed
-        shutil.rmtree(Path(folder).parent)
+    for folder in {Path(one).parent for one in seen["folders"]}:  # this kind of cluster works where Spark is installed
+        shutil.rmtree(folder)
 
 
 def test_the_workers_of_every_executor_have_our_package(cluster: Cluster) -> None:

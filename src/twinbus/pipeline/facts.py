@@ -51,7 +51,8 @@ EVENT_SCHEMA = (
 #: What is kept of a settled one; `number` is null for the row of a sender if receivers have rows of their own.
 SETTLED_SCHEMA = (
     "message_key bigint, message_id string, destination string, subscription string, sends bigint, moves bigint,"
-    " scheduled bigint, number bigint, first_ts timestamp, last_ts timestamp, accepted_ts timestamp, day int"
+    " scheduled bigint, number bigint, first_ts timestamp, last_ts timestamp, accepted_ts timestamp,"
+    " received_ts timestamp, day int"
 )
 
 _SUBSCRIPTIONS = "/subscriptions/"
@@ -162,6 +163,7 @@ def sorted_out(events: DataFrame, topics: list[str]) -> DataFrame:
         f.min("ts").alias("first_ts"),
         f.max("ts").alias("last_ts"),
         f.max(f.when(is_accepted(), f.col("ts"))).alias("accepted_ts"),
+        f.max(f.when(is_stage(Stage.PRIMARY_RECEIVE), f.col("ts"))).alias("received_ts"),
     )
     if topics:
         of_topic = f.col("destination").isin(topics)
@@ -209,51 +211,20 @@ def _kinds_of_topics(summed: DataFrame) -> DataFrame:
     )
 
 
-def open_events(events: DataFrame, open_messages: DataFrame) -> DataFrame:
+def open_events(rows: DataFrame, open_messages: DataFrame) -> DataFrame:
     """The events of these messages, each once."""
-    return events.join(open_messages.select(*MESSAGE).distinct(), list(MESSAGE), "left_semi").dropDuplicates(["op_id"])
-
-
-def places_of(rows: DataFrame) -> DataFrame:
-    """Which paths the rows of a day are about: how they are spelt, and when receivers have reported from them.
-
-    `gaps` are rows that `gaps_of` looks at, repeated ones included.
-    """
-    from pyspark.sql import functions as f
-
-    told = f.when(is_receive(), f.col("ts"))
-    is_about_messages = is_stage(Stage.DIRECT, Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE, Stage.PRIMARY_SEND)
-    spelt = f.when(is_stage(Stage.PRIMARY_RECEIVE), f.col("entity")).otherwise(_destination())
-    is_gap = _is_nameless() | _is_cancel() | _is_dropped()
-    return (
-        rows.where(is_receive() | is_about_messages | is_gap)
-        .groupBy(spelt.alias("spelt"))
-        .agg(
-            f.unix_micros(f.min(told)).alias("first_us"),
-            f.unix_micros(f.max(told)).alias("last_us"),
-            *counted(gaps=is_gap),
-        )
-    )
+    # To look up a number is quick, and leaves few rows whose ids must be compared.
+    near = rows.join(open_messages.select("message_key").distinct(), "message_key", "left_semi")
+    messages = open_messages.select(*MESSAGE).distinct()
+    return events_of(near).join(messages, list(MESSAGE), "left_semi").dropDuplicates(["op_id"])
 
 
 def gaps_of(rows: DataFrame) -> DataFrame:
-    """One row: the number of receives without a message id, of requests to cancel, and of rows that were dropped."""
+    """One row: the number of requests to cancel scheduled messages, and of rows that were dropped."""
     from pyspark.sql import functions as f
 
-    few = rows.where(_is_nameless() | _is_cancel() | _is_dropped()).dropDuplicates(["op_id"])
-    dropped = f.coalesce(f.sum(f.when(_is_dropped(), f.col("count"))), f.lit(0)).alias("dropped")
-    return few.agg(*counted(nameless=_is_nameless(), cancelled=_is_cancel()), dropped)
-
-
-def _is_nameless() -> Column:
-    from pyspark.sql import functions as f
-
-    return is_receive() & f.col("message_key").isNull()
-
-
-def _is_cancel() -> Column:
-    return is_operation(OperationKind.CANCEL) & is_done()
-
-
-def _is_dropped() -> Column:
-    return is_operation(OperationKind.DROPPED)
+    # Spark leaves out the parts of files that have no such operation, which are nearly all.
+    few = rows.where(is_operation(OperationKind.CANCEL, OperationKind.DROPPED)).dropDuplicates(["op_id"])
+    is_dropped = is_operation(OperationKind.DROPPED)
+    dropped = f.coalesce(f.sum(f.when(is_dropped, f.col("count"))), f.lit(0)).alias("dropped")
+    return few.agg(*counted(cancelled=is_operation(OperationKind.CANCEL) & is_done()), dropped)

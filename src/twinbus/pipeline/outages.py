@@ -7,6 +7,7 @@ outage of the entity begins, is the drain.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -91,13 +92,14 @@ def outages_of(activity: pa.Table, waits: pa.Table | None = None) -> list[Outage
 
 def _outages(pairing: str, entity: str, events: Iterable[Event], waited: _Waits) -> Iterator[Outage]:
     listed = sorted(events)
+    times = [one.first_us for one in listed]
     windows = list(_windows([one for one in listed if one.kind in _SIGNS]))
     failures = [one for one in listed if one.kind == Happening.FAILED_SEND]
     starts = [_suspected(window, failures) for window in windows]
     for number, window in enumerate(windows):
         start = starts[number]
-        until = starts[number + 1] if number + 1 < len(windows) else None
-        own = [one for one in listed if start <= one.first_us and (until is None or one.first_us < until)]
+        end = bisect_left(times, starts[number + 1]) if number + 1 < len(windows) else len(listed)
+        own = listed[bisect_left(times, start) : end]
         yield _outage(pairing, entity, start, window, own, waited)
 
 

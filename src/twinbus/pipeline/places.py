@@ -7,36 +7,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .facts import ACCEPTED, RECEIVED
-
-_SUBSCRIPTIONS = "/subscriptions/"
+from .facts import ACCEPTED, OPEN, RECEIVED
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """A path as a day's rows spell it; times are those of receives, in microseconds since the epoch."""
+class Place:
+    """How many messages of one kind a destination has on a day; of a subscription, how many arrived there.
 
-    spelt: str
-    first_us: int | None
-    last_us: int | None
-    #: Rows that tell of gaps in what is known, repeated ones included.
-    gaps: int
-
-    @property
-    def is_reporting_subscription(self) -> bool:
-        """Whether receivers of a subscription have reported."""
-        return self.first_us is not None and _SUBSCRIPTIONS in self.spelt.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """How many messages of a destination were done with on a day; for a subscription: how many arrived there."""
+    Times are microseconds since the epoch.
+    """
 
     kind: str
     destination: str
     subscription: str | None
     messages: int
     #: When the last of them was accepted.
+    accepted_us: int | None
+    #: When the first and the last of them was received.
+    first_us: int | None
     last_us: int | None
 
 
@@ -44,25 +32,24 @@ class Settled:
 class DayPlaces:
     """All of a day."""
 
-    paths: tuple[Path, ...]
-    settled: tuple[Settled, ...]
-    #: Receives of messages without an id, requests to cancel scheduled messages, and rows that the ledger lacks.
-    nameless: int = 0
-    cancelled: int = 0
-    dropped: int = 0
+    places: tuple[Place, ...]
+    #: How paths are written that have capital letters, by the path in small ones.
+    spelt: Mapping[str, str]
+    #: Requests to cancel scheduled messages, and rows that the ledger lacks.
+    cancelled: int
+    dropped: int
+
+    @property
+    def topics(self) -> set[str]:
+        """The destinations that were received from subscriptions."""
+        return {one.destination for one in self.places if one.subscription is not None}
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> DayPlaces:
-        paths = tuple(Path(**one) for one in given["paths"])
-        return cls(**{**given, "paths": paths, "settled": tuple(Settled(**one) for one in given["settled"])})
-
-
-def destination_of(path: str) -> str:
-    """Where a message was sent that arrives at a path: a subscription's topic, or the path itself, in small letters."""
-    return path.lower().partition(_SUBSCRIPTIONS)[0]
+        return cls(**{**given, "places": tuple(Place(**one) for one in given["places"])})
 
 
 class Places:
@@ -70,27 +57,19 @@ class Places:
 
     def __init__(self, days: Mapping[str, DayPlaces]) -> None:
         self._days = days
-        #: How a path is written where it is shown, by the path in small letters.
+        #: How a path is written where it is shown, if it has capital letters.
         self.spelt: dict[str, str] = {}
         #: When receivers of a destination first and last reported.
         self.reported: dict[str, tuple[int, int]] = {}
-        self.nameless = sum(day.nameless for day in days.values())
         self.cancelled = sum(day.cancelled for day in days.values())
         self.dropped = sum(day.dropped for day in days.values())
-        #: Whether receivers of some subscription have reported.
-        self.has_subscriptions = False
-        for path in (path for day in days.values() for path in day.paths):
-            self._take(path)
-
-    def _take(self, path: Path) -> None:
-        self.has_subscriptions |= path.is_reporting_subscription
-        small, destination = path.spelt.lower(), destination_of(path.spelt)
-        self.spelt[small] = min(path.spelt, self.spelt.get(small, path.spelt))
-        topic = path.spelt[: len(destination)]
-        self.spelt[destination] = min(topic, self.spelt.get(destination, topic))
-        if path.first_us is not None and path.last_us is not None:
-            first, last = self.reported.get(destination, (path.first_us, path.last_us))
-            self.reported[destination] = min(first, path.first_us), max(last, path.last_us)
+        self.has_subscriptions = any(day.topics for day in days.values())
+        for day in days.values():
+            self.spelt |= day.spelt
+            for one in day.places:
+                if one.first_us is not None and one.last_us is not None:
+                    first, last = self.reported.get(one.destination, (one.first_us, one.last_us))
+                    self.reported[one.destination] = min(first, one.first_us), max(last, one.last_us)
 
     @property
     def doubtful(self) -> list[tuple[str, str]]:
@@ -98,13 +77,13 @@ class Places:
         return sorted(
             (day, one.destination)
             for day, places in self._days.items()
-            for one in places.settled
+            for one in places.places
             if one.kind == ACCEPTED and self._is_doubtful(one)
         )
 
-    def _is_doubtful(self, one: Settled) -> bool:
+    def _is_doubtful(self, one: Place) -> bool:
         reported = self.reported.get(one.destination)
-        return reported is not None and (one.last_us is None or one.last_us >= reported[0])
+        return reported is not None and (one.accepted_us is None or one.accepted_us >= reported[0])
 
     def settled(self) -> Counter[str]:
         """How many messages of each destination are settled."""
@@ -130,5 +109,5 @@ class Places:
                 found[one.destination][one.subscription] += one.messages
         return found
 
-    def _all_settled(self) -> Iterable[Settled]:
-        return (one for day in self._days.values() for one in day.settled)
+    def _all_settled(self) -> Iterable[Place]:
+        return (one for day in self._days.values() for one in day.places if one.kind != OPEN)

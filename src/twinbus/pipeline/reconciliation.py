@@ -9,7 +9,6 @@ others: enough to see whether a day that has changed tells of it, too. Message i
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from twinbus.ledger.layout import DAY_US, end_of_day_us
+from twinbus.ledger.reading import LedgerFile
+from twinbus.ledger.schema import pc
 
 from .changes import changed_hours
 from .facts import (
@@ -31,12 +32,11 @@ from .facts import (
     events_of,
     gaps_of,
     open_events,
-    places_of,
     sorted_out,
 )
 from .files import DayFiles, LedgerView, facts_of, spark_path, spark_schema
 from .judging import CONTEXT, anomalies_of, at_subscriptions, counts_of, judged
-from .places import DayPlaces, Path, Places, Settled, destination_of
+from .places import DayPlaces, Place, Places
 from .results import RECONCILIATION, Results
 from .summary import NAMESPACE, RECEIVERS, EntityVerdict, Summary
 from .verdict import WORDS
@@ -128,8 +128,9 @@ class _Run:
         if self._before is not None and not changed and self._is_settled(self._before):
             days = self._days()
             return self._before if days == self._before["days"] else {**self._before, "days": days}
+        topics = {topic for day in self._state.days.values() for topic in self._places(day).topics}
         for name in changed:
-            self._state.days[name] = self._make(name)
+            self._state.days[name] = self._make(name, topics)
         self._state.days = dict(sorted(self._state.days.items()))
         self._cross(changed)
         places = Places({name: self._places(day) for name, day in self._state.days.items()})
@@ -170,25 +171,43 @@ class _Run:
                     self._state.days[name] = _Day(**{**asdict(known), "fingerprint": files.fingerprint})
         return found
 
-    def _make(self, name: str) -> _Day:
-        """Read a day of the ledger and write what is kept of it."""
+    def _make(self, name: str, topics: set[str]) -> _Day:
+        """Read a day of the ledger and write what is kept of it. Topics that it tells of are added to `topics`."""
         from pyspark.sql import functions as f
 
         folder, files, number = f"{self._folder}/days/{name}", self._view.days[name], f.lit(_number_of(name))
         rows = self._rows(files)
-        paths = tuple(Path(**row.asDict()) for row in places_of(rows).collect())
-        topics = sorted({destination_of(one.spelt) for one in paths if one.is_reporting_subscription})
-        with _no_sort(self._spark):
-            messages = sorted_out(events_of(rows), topics).withColumn("day", number)
-            self._write(messages, f"{folder}/messages", "kind")
-        kinds, settled = self._count(folder)
+
+        def sort_out() -> tuple[Place, ...]:
+            with _no_sort(self._spark):
+                messages = sorted_out(events_of(rows), sorted(topics)).withColumn("day", number)
+                self._write(messages, f"{folder}/messages", "kind")
+            return self._count(folder)
+
+        places = sort_out()
+        found = {one.destination for one in places if one.subscription is not None} - topics
+        if found:
+            # Nobody knew that these are topics. That happens once.
+            topics |= found
+            places = sort_out()
+        kinds = {kind: sum(one.messages for one in places if one.kind == kind) for kind in KINDS}
         if kinds[OPEN]:
             open_messages = self._read(SETTLED_SCHEMA, [f"{folder}/messages/kind={OPEN}"])
-            self._write(open_events(events_of(rows), open_messages).withColumn("day", number), f"{folder}/events")
-        gaps = gaps_of(rows).collect()[0].asDict() if any(one.gaps for one in paths) else {}
-        kept = DayPlaces(paths, settled, **gaps)
+            self._write(open_events(rows, open_messages).withColumn("day", number), f"{folder}/events")
+        kept = DayPlaces(places, self._spelt(files), **gaps_of(rows).collect()[0].asDict())
         self._results.write_bytes(f"{folder}/places.json", json.dumps(kept.to_json(), ensure_ascii=False).encode())
         return _Day(files.fingerprint, folder, kinds)
+
+    def _spelt(self, files: DayFiles) -> dict[str, str]:
+        """How the paths in one file of a day are written that have capital letters: it is for show only."""
+        if not files.live:
+            return {}
+        with LedgerFile(self._view.store, files.folder, files.live[-1].name) as file:
+            tables = list(file.tables(["entity", "destination"]))
+        columns = [table[name] for table in tables for name in ("entity", "destination")]
+        paths = {path for column in columns for path in pc.unique(column).to_pylist() if path}
+        paths |= {path[: path.lower().find("/subscriptions/")] for path in paths if "/subscriptions/" in path.lower()}
+        return {path.lower(): path for path in sorted(paths, reverse=True) if path != path.lower()}
 
     def _rows(self, files: DayFiles) -> DataFrame:
         """The rows as they lie in the files of a day: repeated ones, too, for those are found where they matter."""
@@ -198,22 +217,20 @@ class _Run:
         paths = [spark_path(self._view.url, files.folder, one.name) for one in files.live]
         return self._spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
 
-    def _count(self, folder: str) -> tuple[dict[str, int], tuple[Settled, ...]]:
-        """How many rows of each kind were written, and what is settled."""
+    def _count(self, folder: str) -> tuple[Place, ...]:
+        """What was written, summed up."""
         from pyspark.sql import functions as f
 
         written = self._spark.read.schema(f"{SETTLED_SCHEMA}, kind string").parquet(
             spark_path(self._results.url, f"{folder}/messages")
         )
-        rows = (
-            written.groupBy("kind", "destination", "subscription")
-            .agg(f.count("*").alias("messages"), f.unix_micros(f.max("accepted_ts")).alias("last_us"))
-            .collect()
+        rows = written.groupBy("kind", "destination", "subscription").agg(
+            f.count("*").alias("messages"),
+            f.unix_micros(f.max("accepted_ts")).alias("accepted_us"),
+            f.unix_micros(f.min("received_ts")).alias("first_us"),
+            f.unix_micros(f.max("received_ts")).alias("last_us"),
         )
-        kinds = Counter(dict.fromkeys(KINDS, 0))
-        for row in rows:
-            kinds[row.kind] += row.messages
-        return dict(kinds), tuple(Settled(**row.asDict()) for row in rows if row.kind != OPEN)
+        return tuple(Place(**row.asDict()) for row in rows.collect())
 
     def _places(self, day: _Day) -> DayPlaces:
         return DayPlaces.from_json(json.loads(self._results.read_bytes(f"{day.folder}/places.json")))
@@ -372,8 +389,6 @@ def notes_of(
             f"Scheduled messages were cancelled ({places.cancelled} requests). The ledger does not know which: they are"
             " in flight, or lost with --drained."
         )
-    if places.nameless:
-        notes.append(f"{places.nameless} receives were of messages without an id, pings perhaps: they are left out.")
     if places.dropped:
         notes.append(f"The ledger lacks {places.dropped} rows, so as many figures may be wrong.")
     if set_aside:

@@ -175,7 +175,7 @@ class SparkDrain:
             number += 1
             if result is None:
                 continue
-            news = result.unknown - self._destinations.keys()
+            news = set(map(entity_key, result.unknown)) - self._destinations.keys()
             self._learn(result.unknown)
             if result.settled or news:
                 progress_at = time()
