@@ -8,13 +8,13 @@ from datetime import timedelta
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
+from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
 
 from ._async.attempts import Link
 from .core import Entity, Pairing
 from .envelope import encoded_size
 from .policy import Cause, cause_of
-from .recording import recorded
+from .recording import record, recorded
 
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 PING_TIME_TO_LIVE = timedelta(seconds=1)
@@ -42,9 +42,17 @@ async def ping(pairing: Pairing, entity: Entity, link: Link) -> None:
         azure.servicebus.exceptions.ServiceBusError: the entity cannot be reached, or refuses the ping.
     """
     ends = time.monotonic() + pairing.options.attempt_timeout
-    await link.open(pairing.options.attempt_timeout)
     if pairing.options.probe == "link":
+        await link.open(pairing.options.attempt_timeout)
         return
+    started = time.perf_counter()
+    try:
+        await link.open(pairing.options.attempt_timeout)
+    except Exception as error:
+        # It never got as far as the entity and costs nothing, but it shows that the entity was away.
+        asked = OperationKind.PING, Stage.PING, NamespaceRole.PRIMARY, entity.path
+        record(pairing, *asked, started, error, outcome=Outcome.FAILED)
+        raise
     if not entity.needs_session:
         try:
             return await _send(pairing, entity, link, ping_message(), ends)

@@ -109,4 +109,4 @@ def bucket_of(us: int) -> int:
 
 def middle_of(bucket: int) -> float:
     """The duration that stands for a bucket, in microseconds: off by the same factor from both its ends."""
-    return GROWTH ** (bucket + 0.5)
+    return float(GROWTH ** (bucket + 0.5))

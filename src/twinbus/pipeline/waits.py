@@ -68,10 +68,10 @@ def waits(diverts: DataFrame, ends: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     us = f.unix_micros("ts")
-    sent = diverts.where(_is(Stage.BACKLOG_SEND, OperationKind.SEND)).groupBy(
+    by_hour = diverts.where(_is(Stage.BACKLOG_SEND, OperationKind.SEND)).groupBy(
         *_KEYS, (us - us % HOUR_US).alias("hour_us")
     )
-    sent = sent.agg(f.min(us).alias("sent_us"))
+    sent = by_hour.agg(f.min(us).alias("sent_us"))
     is_move = f.col("stage") == int(Stage.PRIMARY_SEND)
     ended = ends.where(
         _is(Stage.PRIMARY_SEND, OperationKind.SEND) | _is(Stage.BACKLOG_RECEIVE, OperationKind.DEAD_LETTER)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from twinbus.pipeline.outages import Outage
 from twinbus.pipeline.report.formats import DAY, HOUR, MINUTE, SECOND
 from twinbus.pipeline.report.happenings import (
+    STEP_US,
     Backlog,
     Depth,
     Interval,
@@ -17,6 +18,7 @@ from twinbus.pipeline.report.happenings import (
     depth_of,
     highest,
     incidents_of,
+    spread,
     states_over_time,
     timelines_of,
 )
@@ -145,3 +147,21 @@ def test_what_is_left_or_was_put_aside_is_told() -> None:
     assert "7 messages are still in the backlog." in told
     assert "3 messages were put aside in the backlog: 2 expired, 1 refused." in told
     assert "1 entity is not back yet." in story(outage(recovered_at=None, drained_at=None))
+
+
+@given(st.integers(0, 10**15), st.integers(0, 59_999_999), st.integers(1, 10_000))
+def test_what_happened_within_a_minute_is_spread_over_it(first: int, length: int, count: int) -> None:
+    found = list(spread(first, first + length, count))
+    assert sum(part for _, part in found) == count
+    assert all(part > 0 for _, part in found)
+    moments = [moment for moment, _ in found]
+    assert moments == sorted(set(moments))
+    assert first - STEP_US < moments[0] <= moments[-1] <= first + length
+
+
+def test_a_backlog_that_came_and_went_within_a_minute_is_seen() -> None:
+    came = [("a", moment, part) for moment, part in spread(0, 15_000_000, 700)]
+    went = [("a", moment, -part) for moment, part in spread(20_000_000, 55_000_000, 700)]
+    found = depth_of([*came, *went])
+    assert found.peak == Depth(15_000_000, 700)
+    assert found.now == 0

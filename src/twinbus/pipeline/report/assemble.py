@@ -23,7 +23,7 @@ from .anomalies import read_anomalies
 from .costs import EPOCH, Cost, summed_cost, views_of
 from .document import Anomalies, Aside, Period, Report, Source
 from .formats import place
-from .happenings import Backlog, depth_of, incidents_of, timelines_of
+from .happenings import Backlog, depth_of, incidents_of, spread, timelines_of
 from .headline import Headline, headline_of
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -182,11 +182,15 @@ class _Assembling:
     def _backlog(self, activity: pa.Table) -> Backlog:
         if self._period is None:
             return Backlog(())
-        columns = (activity[name].to_pylist() for name in ("pairing", "entity", "minute_us", "kind", "count"))
+        names = ("pairing", "entity", "first_us", "last_us", "kind", "count")
+        rows = zip(*(activity[one].to_pylist() for one in names), strict=True)
         changes = (
-            ((pairing, entity), minute, count if kind in _CAME else -count)
-            for pairing, entity, minute, kind, count in zip(*columns, strict=True)
+            ((pairing, entity), moment, part if kind in _CAME else -part)
+            for pairing, entity, first, last, kind, count in zip(
+                *(activity[one].to_pylist() for one in names), strict=True
+            )
             if kind in _CAME or kind in _WENT
+            for moment, part in spread(first, last, count)
         )
         return depth_of(changes).within(self._period.since, self._period.until)
 

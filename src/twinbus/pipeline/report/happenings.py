@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 #: Outages of several entities belong together if the next begins within this time after the others have recovered.
 TOGETHER = 5 * MINUTE
+STEP_US = 5_000_000  # of the backlog's depth
 
 
 class State(StrEnum):
@@ -115,7 +116,7 @@ class Depth(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The depth of all backlog queues together, as the ledger tells it: a step at each minute in which it changed."""
+    """The depth of all backlog queues together, as the ledger tells it, in steps of seconds."""
 
     series: tuple[Depth, ...]
 
@@ -185,6 +186,18 @@ def _without_overlap(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
         if until is None or until > one.since:
             found.append(one._replace(until=until))
     return tuple(found)
+
+
+def spread(first_us: int, last_us: int, count: int) -> Iterator[tuple[int, int]]:
+    """What happened between two moments of a minute, as if evenly: so many at the beginning of each few seconds.
+
+    At the beginning of the minute all of it, a short outage would not be seen: what came would have gone at once.
+    """
+    first, last = first_us // STEP_US, last_us // STEP_US
+    parts = max(1, min(last - first + 1, count))
+    share, left = divmod(count, parts)
+    for number in range(parts):
+        yield (first + number) * STEP_US, share + (number < left)
 
 
 def depth_of(changes: Iterable[tuple[Hashable, int, int]]) -> Backlog:
