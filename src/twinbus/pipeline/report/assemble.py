@@ -186,9 +186,7 @@ class _Assembling:
         rows = zip(*(activity[one].to_pylist() for one in names), strict=True)
         changes = (
             ((pairing, entity), moment, part if kind in _CAME else -part)
-            for pairing, entity, first, last, kind, count in zip(
-                *(activity[one].to_pylist() for one in names), strict=True
-            )
+            for pairing, entity, first, last, kind, count in rows
             if kind in _CAME or kind in _WENT
             for moment, part in spread(first, last, count)
         )
