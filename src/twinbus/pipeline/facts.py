@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twinbus.ledger.layout import DAY_US
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ COLUMNS = (
 MESSAGE = ("message_key", "message_id", "destination")
 #: A topic's message arrives once at each of its subscriptions. Null for the rows of senders, and for queues.
 PLACE = (*MESSAGE, "subscription")
+#: Days since the epoch at the end of a row's day.
+DAY = "day"
 
 #: Settled by the word of receivers, settled by the word of the namespace, and not settled.
 RECEIVED, ACCEPTED, OPEN = "received", "accepted", "open"
@@ -117,7 +120,24 @@ def events_of(rows: DataFrame) -> DataFrame:
         "operation",
         "outcome",
         f.when(of_receivers, f.coalesce("sequence_number", f.lit(NO_NUMBER))).alias("number"),
+        day_of(),
     )
+
+
+def day_of() -> Column:
+    """The day of a row. It lies in that day's folder, or its file was set aside."""
+    from pyspark.sql import functions as f
+
+    return (f.floor(f.unix_micros("ts") / DAY_US) + 1).cast("int").alias(DAY)
+
+
+def topics_of(rows: DataFrame) -> DataFrame:
+    """The destinations that were received from subscriptions, in small letters."""
+    from pyspark.sql import functions as f
+
+    path = f.lower("entity")
+    received = rows.where(is_receive() & path.contains(_SUBSCRIPTIONS))
+    return received.select(f.substring_index(path, _SUBSCRIPTIONS, 1).alias("topic")).distinct()
 
 
 def _destination() -> Column:
@@ -144,13 +164,13 @@ def is_accepted() -> Column:
 
 
 def sorted_out(events: DataFrame, topics: list[str]) -> DataFrame:
-    """All messages, by place, with the column `kind`. `topics` are destinations that were received from subscriptions.
+    """All messages of each day, by place, with the column `kind`. `topics` are those received from subscriptions.
 
-    Repeated rows may be among the events. The columns are those of `SETTLED_SCHEMA` but `day`, and `kind`.
+    Repeated rows may be among the events. The columns are those of `SETTLED_SCHEMA`, and `kind`.
     """
     from pyspark.sql import functions as f
 
-    summed = events.groupBy(*PLACE).agg(
+    summed = events.groupBy(*PLACE, DAY).agg(
         *counted(
             sends=is_sent(),
             acknowledged=is_sent() & is_done(),
@@ -195,7 +215,7 @@ def _kinds_of_topics(summed: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    message = Window.partitionBy(*MESSAGE)
+    message = Window.partitionBy(*MESSAGE, DAY)
     plain = f.sum(_is_plain().cast("int")).over(message) == 1
     senders = f.sum((f.col("sends") > 0).cast("int")).over(message) == 1
     places = f.count("number").over(message)
@@ -212,19 +232,19 @@ def _kinds_of_topics(summed: DataFrame) -> DataFrame:
 
 
 def open_events(rows: DataFrame, open_messages: DataFrame) -> DataFrame:
-    """The events of these messages, each once."""
+    """The events of these messages on the days on which they are open, each once."""
     # To look up a number is quick, and leaves few rows whose ids must be compared.
     near = rows.join(open_messages.select("message_key").distinct(), "message_key", "left_semi")
-    messages = open_messages.select(*MESSAGE).distinct()
-    return events_of(near).join(messages, list(MESSAGE), "left_semi").dropDuplicates(["op_id"])
+    messages = open_messages.select(*MESSAGE, DAY).distinct()
+    return events_of(near).join(messages, [*MESSAGE, DAY], "left_semi").dropDuplicates(["op_id"])
 
 
 def gaps_of(rows: DataFrame) -> DataFrame:
-    """One row: the number of requests to cancel scheduled messages, and of rows that were dropped."""
+    """For each day that has any: requests to cancel scheduled messages, and rows that were dropped."""
     from pyspark.sql import functions as f
 
     # Spark leaves out the parts of files that have no such operation, which are nearly all.
     few = rows.where(is_operation(OperationKind.CANCEL, OperationKind.DROPPED)).dropDuplicates(["op_id"])
     is_dropped = is_operation(OperationKind.DROPPED)
     dropped = f.coalesce(f.sum(f.when(is_dropped, f.col("count"))), f.lit(0)).alias("dropped")
-    return few.agg(*counted(cancelled=is_operation(OperationKind.CANCEL) & is_done()), dropped)
+    return few.groupBy(day_of()).agg(*counted(cancelled=is_operation(OperationKind.CANCEL) & is_done()), dropped)

@@ -21,8 +21,8 @@ CONTEXT = "destination string, since_us bigint, until_us bigint"
 _SUMS = ("sends", "acknowledged", "accepted", "moves", "held", "completed", "dead", "scheduled")
 
 
-def judged(events: DataFrame, settled: DataFrame, context: DataFrame, *, drained: bool, patience_us: int) -> DataFrame:
-    """One row for each message of these, with a column of 0 or 1 for each word.
+def known(events: DataFrame, settled: DataFrame, context: DataFrame, *, drained: bool, patience_us: int) -> DataFrame:
+    """One row for each message of these, with everything that it is judged by: keep it, then `judged` is quick.
 
     Args:
         events: Rows of open messages (`EVENT_SCHEMA`).
@@ -51,10 +51,20 @@ def judged(events: DataFrame, settled: DataFrame, context: DataFrame, *, drained
     by_receivers = f.col("since_us").isNotNull() & ((f.col("received") > 0) | in_time)
     went_on = f.coalesce(f.col("until_us") >= f.col("accepted_us") + patience_us, f.lit(False))
     is_over = f.lit(drained) | (went_on & (f.col("scheduled") == 0))
-    known = messages.withColumns({"by_receivers": by_receivers.cast("int"), "is_over": is_over.cast("int")})
+    return messages.withColumns({"by_receivers": by_receivers.cast("int"), "is_over": is_over.cast("int")})
+
+
+def judged(messages: DataFrame) -> DataFrame:
+    """The same rows (`known`), with a column of 0 or 1 for each word.
+
+    The rules name each fact many times. Where a fact is not the column of a kept table but an expression, Spark writes
+    it out each time, and compiles for ten seconds.
+    """
+    from pyspark.sql import functions as f
+
     words = verdict.judge(Facts(**{name: f.col(name) for name in verdict.FACTS}))
     told = f.col("by_receivers") == 1
-    return known.withColumns(
+    return messages.withColumns(
         {f"is_{word}": getattr(words, word).cast("int") for word in WORDS}
         | {
             "arrivals": f.when(told, f.col("received")).otherwise(f.col("accepted")),

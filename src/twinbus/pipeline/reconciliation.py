@@ -9,7 +9,8 @@ others: enough to see whether a day that has changed tells of it, too. Message i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -23,6 +24,7 @@ from .changes import changed_hours
 from .facts import (
     ACCEPTED,
     COLUMNS,
+    DAY,
     EVENT_SCHEMA,
     KINDS,
     OPEN,
@@ -33,9 +35,10 @@ from .facts import (
     gaps_of,
     open_events,
     sorted_out,
+    topics_of,
 )
 from .files import DayFiles, LedgerView, facts_of, spark_path, spark_schema
-from .judging import CONTEXT, anomalies_of, at_subscriptions, counts_of, judged
+from .judging import CONTEXT, anomalies_of, at_subscriptions, counts_of, judged, known
 from .places import DayPlaces, Place, Places
 from .results import RECONCILIATION, Results
 from .summary import NAMESPACE, RECEIVERS, EntityVerdict, Summary
@@ -45,7 +48,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Of the state that is kept from run to run. One of another version is made anew.
-VERSION = 1
+VERSION = 2
+#: What is read at once: enough that a job is worth its start, and no more than fits a small machine.
+MOST_DAYS, MOST_ROWS = 10, 30_000_000
 #: How long receivers must have gone on after a message was accepted for it to be lost, if nobody says otherwise.
 PATIENCE = timedelta(hours=1)
 LEAST_PATIENCE, MOST_PATIENCE = timedelta(0), timedelta(days=30)
@@ -128,12 +133,12 @@ class _Run:
         if self._before is not None and not changed and self._is_settled(self._before):
             days = self._days()
             return self._before if days == self._before["days"] else {**self._before, "days": days}
-        topics = {topic for day in self._state.days.values() for topic in self._places(day).topics}
-        for name in changed:
-            self._state.days[name] = self._make(name, topics)
+        topics = {topic for name in self._state.days for topic in self._places(name).topics}
+        for names in self._groups(changed):
+            self._make(names, topics)
         self._state.days = dict(sorted(self._state.days.items()))
         self._cross(changed)
-        places = Places({name: self._places(day) for name, day in self._state.days.items()})
+        places = Places({name: self._places(name) for name in self._state.days})
         summary, anomalies = self._judge(places)
         return {
             "version": VERSION,
@@ -171,32 +176,31 @@ class _Run:
                     self._state.days[name] = _Day(**{**asdict(known), "fingerprint": files.fingerprint})
         return found
 
-    def _make(self, name: str, topics: set[str]) -> _Day:
-        """Read a day of the ledger and write what is kept of it. Topics that it tells of are added to `topics`."""
+    def _make(self, names: Sequence[str], topics: set[str]) -> None:
+        """Read some days of the ledger, and write what is kept of them. Topics that they tell of are added."""
         from pyspark.sql import functions as f
 
-        folder, files, number = f"{self._folder}/days/{name}", self._view.days[name], f.lit(_number_of(name))
-        rows = self._rows(files)
-
-        def sort_out() -> tuple[Place, ...]:
-            with _no_sort(self._spark):
-                messages = sorted_out(events_of(rows), sorted(topics)).withColumn("day", number)
-                self._write(messages, f"{folder}/messages", "kind")
-            return self._count(folder)
-
-        places = sort_out()
-        found = {one.destination for one in places if one.subscription is not None} - topics
-        if found:
-            # Nobody knew that these are topics. That happens once.
-            topics |= found
-            places = sort_out()
-        kinds = {kind: sum(one.messages for one in places if one.kind == kind) for kind in KINDS}
-        if kinds[OPEN]:
-            open_messages = self._read(SETTLED_SCHEMA, [f"{folder}/messages/kind={OPEN}"])
-            self._write(open_events(rows, open_messages).withColumn("day", number), f"{folder}/events")
-        kept = DayPlaces(places, self._spelt(files), **gaps_of(rows).collect()[0].asDict())
-        self._results.write_bytes(f"{folder}/places.json", json.dumps(kept.to_json(), ensure_ascii=False).encode())
-        return _Day(files.fingerprint, folder, kinds)
+        folder, days = f"{self._folder}/days/{names[0]}", {name: self._view.days[name] for name in names}
+        rows = self._rows(days.values())
+        topics |= {row.topic for row in topics_of(rows).collect()}
+        with _no_sort(self._spark, len(KINDS) * len(names)):
+            messages = sorted_out(events_of(rows), sorted(topics)).withColumn("part", f.col(DAY))
+            self._write(messages, f"{folder}/messages", "part", "kind")
+        places = self._count(folder)
+        gaps = {row[DAY]: row.asDict() for row in gaps_of(rows).collect()}
+        made = {}
+        for name, files in days.items():
+            number = _number_of(name)
+            own, gap = places.get(number, ()), gaps.get(number, {})
+            kinds = {kind: sum(one.messages for one in own if one.kind == kind) for kind in KINDS}
+            made[name] = _Day(files.fingerprint, folder, kinds)
+            kept = DayPlaces(own, self._spelt(files), gap.get("cancelled", 0), gap.get("dropped", 0))
+            content = json.dumps(kept.to_json(), ensure_ascii=False).encode()
+            self._results.write_bytes(_places_path(name, folder), content)
+        self._state.days |= made
+        if any(day.kinds[OPEN] for day in made.values()):
+            found = open_events(rows, self._messages(OPEN, days=list(names))).withColumn("part", f.col(DAY))
+            self._write(found, f"{folder}/events", "part")
 
     def _spelt(self, files: DayFiles) -> dict[str, str]:
         """How the paths in one file of a day are written that have capital letters: it is for show only."""
@@ -209,31 +213,50 @@ class _Run:
         paths |= {path[: path.lower().find("/subscriptions/")] for path in paths if "/subscriptions/" in path.lower()}
         return {path.lower(): path for path in sorted(paths, reverse=True) if path != path.lower()}
 
-    def _rows(self, files: DayFiles) -> DataFrame:
-        """The rows as they lie in the files of a day: repeated ones, too, for those are found where they matter."""
+    def _groups(self, days: Sequence[str]) -> Iterator[list[str]]:
+        """Days that are read together: a job for each alone would spend most of its time on getting started."""
+        group: list[str] = []
+        rows = 0
+        for name in days:
+            more = self._view.days[name].rows
+            if group and (len(group) == MOST_DAYS or rows + more > MOST_ROWS):
+                yield group
+                group, rows = [], 0
+            group.append(name)
+            rows += more
+        if group:
+            yield group
+
+    def _rows(self, days: Iterable[DayFiles]) -> DataFrame:
+        """The rows as they lie in the files of these days: repeated ones, too, for they are found where they matter."""
         schema = spark_schema(COLUMNS)
-        if not files.live:
+        paths = [spark_path(self._view.url, day.folder, one.name) for day in days for one in day.live]
+        if not paths:
             return self._spark.createDataFrame([], schema)
-        paths = [spark_path(self._view.url, files.folder, one.name) for one in files.live]
         return self._spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
 
-    def _count(self, folder: str) -> tuple[Place, ...]:
-        """What was written, summed up."""
+    def _count(self, folder: str) -> dict[int, tuple[Place, ...]]:
+        """What was written, summed up, by day."""
         from pyspark.sql import functions as f
 
-        written = self._spark.read.schema(f"{SETTLED_SCHEMA}, kind string").parquet(
+        written = self._spark.read.schema(f"{SETTLED_SCHEMA}, part int, kind string").parquet(
             spark_path(self._results.url, f"{folder}/messages")
         )
-        rows = written.groupBy("kind", "destination", "subscription").agg(
+        rows = written.groupBy(DAY, "kind", "destination", "subscription").agg(
             f.count("*").alias("messages"),
             f.unix_micros(f.max("accepted_ts")).alias("accepted_us"),
             f.unix_micros(f.min("received_ts")).alias("first_us"),
             f.unix_micros(f.max("received_ts")).alias("last_us"),
         )
-        return tuple(Place(**row.asDict()) for row in rows.collect())
+        found: defaultdict[int, tuple[Place, ...]] = defaultdict(tuple)
+        for row in rows.collect():
+            columns = row.asDict()
+            found[columns.pop(DAY)] += (Place(**columns),)
+        return found
 
-    def _places(self, day: _Day) -> DayPlaces:
-        return DayPlaces.from_json(json.loads(self._results.read_bytes(f"{day.folder}/places.json")))
+    def _places(self, name: str) -> DayPlaces:
+        path = _places_path(name, self._state.days[name].folder)
+        return DayPlaces.from_json(json.loads(self._results.read_bytes(path)))
 
     # ---- messages of several days ----
 
@@ -274,17 +297,19 @@ class _Run:
         from pyspark.sql import functions as f
 
         settled = self._settled_to_judge(places)
-        events = self._read(
-            EVENT_SCHEMA, [f"{one.folder}/events" for one in self._state.days.values() if one.kinds[OPEN]]
-        )
+        days = self._state.days.items()
+        folders = [f"{day.folder}/events/part={_number_of(name)}" for name, day in days if day.kinds[OPEN]]
+        events = self._read(EVENT_SCHEMA, folders)
         reported = [(destination, *times) for destination, times in places.reported.items()]
-        messages = judged(events, settled, self._spark.createDataFrame(reported, CONTEXT), **self._rules).persist()
+        context = self._spark.createDataFrame(reported, CONTEXT)
+        facts = known(events, settled, context, **self._rules).persist()
         try:
+            messages = judged(facts)
             counts = {row.destination: row.asDict() for row in counts_of(messages).collect()}
             folder = f"{self._folder}/anomalies"
             self._write(anomalies_of(messages), folder)
         finally:
-            messages.unpersist()
+            facts.unpersist()
         done = places.settled()
         if self._is_any_judged_again(places):
             # What is judged was counted as settled, once for each day.
@@ -343,8 +368,13 @@ class _Run:
     # ---- tables ----
 
     def _messages(self, *kinds: str, days: list[str] | None = None) -> DataFrame:
-        chosen = [self._state.days[name] for name in days or self._state.days]
-        folders = [f"{one.folder}/messages/kind={kind}" for one in chosen for kind in kinds if one.kinds[kind]]
+        chosen = {name: self._state.days[name] for name in days or self._state.days}
+        folders = [
+            f"{day.folder}/messages/part={_number_of(name)}/kind={kind}"
+            for name, day in chosen.items()
+            for kind in kinds
+            if day.kinds[kind]
+        ]
         return self._read(SETTLED_SCHEMA, folders)
 
     def _read(self, schema: str, folders: list[str]) -> DataFrame:
@@ -405,12 +435,16 @@ def _number_of(day: str) -> int:
     return end_of_day_us(day) // DAY_US
 
 
+def _places_path(day: str, folder: str) -> str:
+    return f"{folder}/places-{day}.json"
+
+
 @contextmanager
-def _no_sort(spark: SparkSession) -> Iterator[None]:
-    """Let Spark write several kinds at once, rather than sort all rows by kind."""
+def _no_sort(spark: SparkSession, files: int) -> Iterator[None]:
+    """Let Spark write so many files at once, rather than sort all rows by day and kind."""
     name = "spark.sql.maxConcurrentOutputFileWriters"
     before = spark.conf.get(name, "0")
-    spark.conf.set(name, str(len(KINDS)))
+    spark.conf.set(name, str(files))
     try:
         yield
     finally:
