@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 from wsgiref.simple_server import make_server
@@ -48,6 +49,8 @@ def place_order(environ: dict[str, Any], start_response: Callable[..., Any]) -> 
 
 if __name__ == "__main__":
     with make_server("127.0.0.1", 0, place_order) as server:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # wsgiref catches whatever is raised within a request, so the signal is not turned into an exception.
+            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
         print(f"http://127.0.0.1:{server.server_port}/", flush=True)
-        with suppress(KeyboardInterrupt):
-            server.serve_forever()
+        server.serve_forever()

@@ -64,6 +64,15 @@ def test_what_stands_above_the_tables_is_for_every_command(folder: Path) -> None
         assert "is missing" not in run(*command).output
 
 
+@pytest.mark.parametrize("command", [("ledger", "show"), ("ledger", "compact"), ("report",), ("pipeline", "run")])
+def test_the_ledger_need_not_be_named_again(folder: Path, command: tuple[str, ...]) -> None:
+    assert "Missing argument" in run(*command).output
+    (folder / "twinbus.toml").write_text('ledger = "nowhere"\n')
+    result = run(*command)
+    assert result.exit_code == 1
+    assert "nowhere" in result.output or "there is no ledger at this place" in result.output
+
+
 def test_another_file_can_be_named(folder: Path) -> None:
     (folder / "other.toml").write_text("[cost.estimate]\nbacklog_queues = 2\n")
     assert polls(TWINBUS_SETTINGS=str(folder / "other.toml")) == 8

@@ -56,7 +56,7 @@ class Program:
 
 @contextmanager
 def running(name: str) -> Iterator[Program]:
-    """An example that must end well when its input does, or with Ctrl-C."""
+    """An example that must end well when its input does, or when it is told to."""
     command = [sys.executable, str(EXAMPLES / name)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -116,13 +116,13 @@ def batches(route: str, lines: str) -> list[int]:
     return [int(size) for _, size in found]
 
 
-def test_the_application_in_the_style_of_django_accepts_orders_and_ends_with_ctrl_c(twins: TwinNamespaces) -> None:
+def test_the_application_in_the_style_of_django_accepts_orders_and_ends_when_it_is_told(twins: TwinNamespaces) -> None:
     with running("django_style.py") as program:
         url = program.says()
         assert post(url, b"order 1").endswith(" primary\n")
         with twins.primary.outage():
             assert post(url, b"order 2").endswith(" backlog\n")
-        program.process.send_signal(signal.SIGINT)
+        program.process.send_signal(signal.SIGTERM)
         program.process.wait(SECONDS)
     assert (twins.primary.message_count("orders"), backlog(twins)) == (1, 1)
 

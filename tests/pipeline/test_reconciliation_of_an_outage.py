@@ -13,7 +13,7 @@ from azure.servicebus.aio import ServiceBusClient
 from tests.pairing.twins import Twins, eventually
 from tests.pipeline.reconciling import Reconciled, run
 
-from twinbus import Route, SendAvailabilityOptions, SyphonOptions
+from twinbus import EntityState, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient, RecordedReceiver, record_receives
 from twinbus.broker import AZURE
 from twinbus.broker.queue import Queue
@@ -39,6 +39,9 @@ class Counts:
         self.diverted = sum(queue.activity.received for queue in backlog)
         self.moved = sum(queue.activity.completed for queue in backlog)
         self.left = sum(queue.counters.active for queue in backlog)
+
+
+FAILED_OVER = EntityState.FAILED_OVER
 
 
 async def send(client: PairedServiceBusClient, names: range, route: Route) -> None:
@@ -80,6 +83,8 @@ async def outage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
                 await send(client, range(BEFORE, BEFORE + DURING), Route.BACKLOG)
                 twins.primary_up()
                 await eventually(lambda: sum(twins.backlog(at).activity.completed for at in range(2)) == 3 * DURING)
+                # The syphon may be faster than the pings.
+                await eventually(lambda: all(one.state is not FAILED_OVER for one in client.status().entities))
                 await send(client, range(BEFORE + DURING, ALL), Route.PRIMARY)
             # A consumer that knows nothing of pairing.
             async with ServiceBusClient.from_connection_string(twins.primary.connection_string) as plain:

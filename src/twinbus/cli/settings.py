@@ -19,12 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
 FILE = "twinbus.toml"
 VARIABLE = "TWINBUS_SETTINGS"
 #: What may stand above the tables: options that mean the same wherever they are.
 SHARED = ("ledger", "primary", "primary_name", "queues", "secondary")
+#: Where a command takes the ledger's place as an argument.
+LEDGER_ARGUMENTS = frozenset(
+    {
+        "ledger.show path",
+        "ledger.compact path",
+        "pipeline.run ledger",
+        "pipeline.watch ledger",
+        "report source",
+    }
+)
 MAX_BYTES = 1 << 20
 
 
@@ -86,6 +96,10 @@ def _apply(command: Any, where: str, shared: Mapping[str, Any], table: Mapping[s
     for key, value in shared.items():
         if key in options and key not in table:
             _set(options[key], key, where, value)
+    if isinstance(shared.get("ledger"), str):
+        for argument in command.params:
+            if isinstance(argument, TyperArgument) and f"{where} {argument.name}" in LEDGER_ARGUMENTS:
+                argument.default, argument.required = shared["ledger"], False
 
 
 def _set(option: TyperOption, key: str, where: str, value: Any) -> None:

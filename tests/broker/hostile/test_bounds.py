@@ -261,5 +261,5 @@ async def test_nothing_of_many_broken_connections_is_left(namespace: Namespace, 
             peer.write(transfer(0, more=True, payload=KILOBYTES), b"\x00" * 8)
     await well_behaved.send_messages(ServiceBusMessage("x"))
     await until(lambda: len(namespace.connections) == 1)
-    gc.collect()
-    assert [reference for reference in left if reference() is not None] == []
+    # The event loop lets go of the last of them in one of its next turns.
+    await until(lambda: gc.collect() >= 0 and not any(reference() for reference in left))
