@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.untouched_logging import untouched_logging
 
 from twinbus.pipeline.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["spark", "untouched_logging"]
 
 #: Small data: a partition costs more than what is in it.
 SETTINGS = {"spark.sql.shuffle.partitions": "4"}
@@ -23,15 +25,3 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session(slots=4, memory="1g", config=SETTINGS)
     yield session
     session.stop()
-
-
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    """Commands and tasks set up the logs of their process. In that of the tests they must not do so for the others."""
-    root, ours = logging.getLogger(), logging.getLogger("twinbus")
-    before = list(root.handlers), root.level, ours.level
-    yield
-    root.handlers[:], level, our_level = before
-    root.setLevel(level)
-    ours.setLevel(our_level)
-    logging.captureWarnings(False)

@@ -111,27 +111,18 @@ def syphon(
 
     Example: twinbus syphon --spark --until-empty --ledger ./ledger
     """
-    if log_level.lower() not in LEVELS:
-        _refuse(f"--log-level must be one of {', '.join(LEVELS)}, not {log_level!r}")
-    for name, value, known in (
-        ("--order", order, (None, "session")),
-        ("--ttl", ttl, ("remaining", "restart")),
-        ("--ledger-mode", ledger_mode, ("required", "best_effort")),
-    ):
-        if value not in known:
-            _refuse(f"{name} must be {' or '.join(filter(None, known))}, not {value!r}")
-    if not spark:
-        for name, is_given in (
-            ("--watch", watch),
-            ("--pumps", pumps is not None),
-            ("--slice", slice_seconds is not None),
-            ("--master", master is not None),
-            ("--remote", remote is not None),
-            ("--memory", memory is not None),
-        ):
-            if is_given:
-                _refuse(f"{name} needs --spark")
-    elif watch and until_empty:
+    _check_words(log_level, order, ttl, ledger_mode)
+    only_with_spark = {
+        "--watch": watch or None,
+        "--pumps": pumps,
+        "--slice": slice_seconds,
+        "--master": master,
+        "--remote": remote,
+        "--memory": memory,
+    }
+    if not spark and (given := [name for name, value in only_with_spark.items() if value is not None]):
+        _refuse(f"{given[0]} needs --spark")
+    if watch and until_empty:
         _refuse("--watch goes on for ever: give it or --until-empty")
     configure_logs(log_format, log_level)
     try:
@@ -148,17 +139,34 @@ def syphon(
     except (AmqpError, AzureError, OSError, PipelineError) as error:
         typer.echo(f"twinbus syphon: {error}", err=True)
         raise typer.Exit(1) from None
-    work = _Work(pair, queues, terms, until_empty, writer, ledger_mode)  # type: ignore[arg-type]
+    _run_here(_Work(pair, queues, terms, until_empty, writer, ledger_mode), as_json)  # type: ignore[arg-type]
+
+
+def _check_words(log_level: str, order: str | None, ttl: str, ledger_mode: str) -> None:
+    """Refuse options that are none of the words they may be."""
+    if log_level.lower() not in LEVELS:
+        _refuse(f"--log-level must be one of {', '.join(LEVELS)}, not {log_level!r}")
+    for name, value, known in (
+        ("--order", order, (None, "session")),
+        ("--ttl", ttl, ("remaining", "restart")),
+        ("--ledger-mode", ledger_mode, ("required", "best_effort")),
+    ):
+        if value not in known:
+            _refuse(f"{name} must be {' or '.join(filter(None, known))}, not {value!r}")
+
+
+def _run_here(work: _Work, as_json: bool) -> None:
+    """Move messages in this process, and say what came of it."""
     try:
-        with writer or nullcontext():
+        with work.writer or nullcontext():
             report = run_loop(work.run())
     except (AmqpError, AzureError, OSError, ValueError) as error:
         typer.echo(f"twinbus syphon: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(json.dumps(report.to_json()) if as_json else as_text(report))
-    if writer is not None and writer.status().dropped_rows:
-        typer.echo(f"twinbus syphon: {writer.status().dropped_rows} rows of the ledger are lost", err=True)
-    _conclude(report, queues, until_empty and work.is_stopped)
+    if work.writer is not None and work.writer.status().dropped_rows:
+        typer.echo(f"twinbus syphon: {work.writer.status().dropped_rows} rows of the ledger are lost", err=True)
+    _conclude(report, work.count, work.until_empty and work.is_stopped)
 
 
 def _run_on_spark(work: SparkSyphon, as_json: bool) -> None:
@@ -228,10 +236,10 @@ class _Work:
         ledger_mode: LedgerMode,
     ) -> None:
         self._pair = pair
-        self._count = count
+        self.count = count
         self._terms = terms
-        self._until_empty = until_empty
-        self._writer = writer
+        self.until_empty = until_empty
+        self.writer = writer
         self._ledger_mode: LedgerMode = ledger_mode
         self._stop = asyncio.Event()
 
@@ -243,9 +251,9 @@ class _Work:
     async def run(self) -> DrainReport:
         spare_the_collector()
         name = await self._pair.primary_name()
-        queues = [backlog_path(name, index) for index in range(self._count)]
+        queues = [backlog_path(name, index) for index in range(self.count)]
         host = SyphonHost(self._pair.primary, self._pair.secondary, queues, self._with_ledger(name))
-        drain = asyncio.create_task(host.drain(until_empty=self._until_empty))
+        drain = asyncio.create_task(host.drain(until_empty=self.until_empty))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
@@ -259,10 +267,10 @@ class _Work:
             await asyncio.gather(stopper, shower, return_exceptions=True)
 
     def _with_ledger(self, name: str) -> Terms:
-        if self._writer is None:
+        if self.writer is None:
             return self._terms
         client = f"syphon-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        recorder, flush = for_syphon(self._writer, asyncio.get_running_loop(), ledger=self._ledger_mode)
+        recorder, flush = for_syphon(self.writer, asyncio.get_running_loop(), ledger=self._ledger_mode)
         return replace(self._terms, pairing=name, client=client, recorder=recorder, flush=flush)
 
     async def _stop_when_told(self, host: SyphonHost) -> None:
