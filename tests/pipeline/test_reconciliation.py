@@ -287,7 +287,7 @@ def test_compaction_changes_nothing_and_nothing_is_read_again(spark: SparkSessio
     assert after["summary"] == before["summary"]
     assert after["summary"]["ok"] == 2
     [then], [now] = before["days"].values(), after["days"].values()
-    assert (now["folder"], now["fingerprint"] != then["fingerprint"]) == (then["folder"], True)
+    assert (now["places"], now["fingerprint"] != then["fingerprint"]) == (then["places"], True)
     # Nor by the run after that, which knows the compacted file.
     write(ledger, [sent("orders", "m3", -4 * DAY)], 3)
     last = ingest(spark, ledger, results, reconcile=reconcile).snapshot.reconciliation

@@ -111,7 +111,7 @@ def test_files_that_come_day_by_day_late_and_twice_give_the_same_answer(
     shutil.copytree(made[0] / days[1], ledger / days[1])
     shutil.copy(late, ledger / days[0])
     second = run(spark, ledger, results, first)
-    assert second.state["days"]["2026-11-01"]["folder"] != first.state["days"]["2026-11-01"]["folder"]
+    assert second.state["days"]["2026-11-01"]["places"] != first.state["days"]["2026-11-01"]["places"]
     shutil.copytree(made[0] / days[2], ledger / days[2])
     # The same rows once more, in a file of another name.
     again = sorted((made[0] / days[2]).iterdir())[0]

@@ -99,10 +99,11 @@ class LedgerFile:
         FileNotFoundError: It is gone.
     """
 
-    def __init__(self, store: Store, folder: str, name: str) -> None:
+    def __init__(self, store: Store, folder: str, name: str, *, encoded: Sequence[str] = ()) -> None:
+        """`encoded` are columns of texts to be read as numbers and a dictionary."""
         self._file = store.open(folder, name)
         try:
-            self._parquet = pq.ParquetFile(self._file)
+            self._parquet = pq.ParquetFile(self._file, read_dictionary=list(encoded) or None)
             self._check()
         except NotALedgerFile:
             self._file.close()
@@ -119,8 +120,9 @@ class LedgerFile:
             raise NotALedgerFile(f"written by a later release, version {version.decode(errors='replace')}")
         for column in self._parquet.schema_arrow:
             at = SCHEMA.get_field_index(column.name)
-            if at >= 0 and column.type != SCHEMA.field(at).type:
-                raise NotALedgerFile(f"column {column.name} is {column.type}, not {SCHEMA.field(at).type}")
+            found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+            if at >= 0 and found != SCHEMA.field(at).type:
+                raise NotALedgerFile(f"column {column.name} is {found}, not {SCHEMA.field(at).type}")
 
     def __enter__(self) -> LedgerFile:
         return self
@@ -145,11 +147,22 @@ class LedgerFile:
         except ValueError as error:
             raise NotALedgerFile("corrupt: it does not name the files it replaces") from error
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows, a row group at a time; columns that an older file lacks are null."""
-        wanted = pa.schema([SCHEMA.field(name) for name in columns or SCHEMA.names])
-        there = [name for name in wanted.names if name in self._parquet.schema_arrow.names]
+    def tables(
+        self, columns: Sequence[str] | None = None, *, within: tuple[int, int] | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows, a row group at a time; columns that an older file lacks are null.
+
+        Args:
+            within: Leave out row groups that have no rows from this time to that, in microseconds.
+        """
+        schema = self._parquet.schema_arrow
+        there = [name for name in columns or SCHEMA.names if name in schema.names]
+        wanted = pa.schema(
+            [schema.field(name) if name in there else SCHEMA.field(name) for name in columns or SCHEMA.names]
+        )
         for number in range(self._parquet.num_row_groups):
+            if within is not None and not self._touches(number, *within):
+                continue
             try:
                 table = self._parquet.read_row_group(number, columns=there)
             except (OSError, ValueError, pa.ArrowException) as error:
@@ -159,6 +172,15 @@ class LedgerFile:
                 for column in wanted
             ]
             yield pa.Table.from_arrays(arrays, schema=wanted)
+
+
+    def _touches(self, row_group: int, first_us: int, last_us: int) -> bool:
+        group = self._parquet.metadata.row_group(row_group)
+        at = next(at for at in range(group.num_columns) if group.column(at).path_in_schema == "ts")
+        known = group.column(at).statistics
+        if known is None or not known.has_min_max:
+            return True
+        return bool(known.min_raw <= last_us and first_us <= known.max_raw)
 
 
 def tables_of(

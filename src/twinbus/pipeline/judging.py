@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twinbus.ledger.recorder import OperationKind, Stage
+from twinbus.ledger.recorder import OperationKind, Outcome, Stage
 
 from . import verdict
-from .facts import MESSAGE, PLACE, counted, is_accepted, is_done, is_operation, is_sent, is_stage
+from .facts import MESSAGE, PLACE
 from .summary import ANOMALIES as ANOMALY_TABLE
 from .summary import NAMESPACE, RECEIVERS
 from .verdict import ANOMALIES, WORDS, Facts
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 #: What is known of a destination when its messages are judged: when its receivers have first and last reported.
 CONTEXT = "destination string, since_us bigint, until_us bigint"
@@ -25,8 +25,8 @@ def known(events: DataFrame, settled: DataFrame, context: DataFrame, *, drained:
     """One row for each message of these, with everything that it is judged by: keep it, then `judged` is quick.
 
     Args:
-        events: Rows of open messages (`EVENT_SCHEMA`).
-        settled: What is kept of settled ones (`SETTLED_SCHEMA`) that are to be judged with the rows of other days.
+        events: Rows of open messages (`EVENTS`).
+        settled: What is kept of settled ones (`SETTLED`) that are to be judged with the rows of other days.
         drained: Backlog and destinations are known to be empty.
         patience_us: So much later than a message was accepted its receivers must still have reported for it to be lost.
     """
@@ -76,21 +76,21 @@ def judged(messages: DataFrame) -> DataFrame:
 def _facts(events: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
-    of_backlog = is_stage(Stage.BACKLOG_RECEIVE)
+    of_backlog = _is_stage(Stage.BACKLOG_RECEIVE)
     return events.groupBy(*MESSAGE).agg(
-        *counted(
-            sends=is_sent(),
-            acknowledged=is_sent() & is_done(),
-            accepted=is_accepted(),
-            moves=is_stage(Stage.PRIMARY_SEND) & is_done(),
-            held=is_stage(Stage.BACKLOG_RECEIVE, Stage.PRIMARY_SEND),
-            completed=of_backlog & is_operation(OperationKind.COMPLETE) & is_done(),
-            dead=of_backlog & is_operation(OperationKind.DEAD_LETTER) & is_done(),
-            scheduled=is_operation(OperationKind.SCHEDULE),
+        *_counted(
+            sends=_is_sent(),
+            acknowledged=_is_sent() & _is_done(),
+            accepted=_is_accepted(),
+            moves=_is_stage(Stage.PRIMARY_SEND) & _is_done(),
+            held=_is_stage(Stage.BACKLOG_RECEIVE, Stage.PRIMARY_SEND),
+            completed=of_backlog & _is_operation(OperationKind.COMPLETE) & _is_done(),
+            dead=of_backlog & _is_operation(OperationKind.DEAD_LETTER) & _is_done(),
+            scheduled=_is_operation(OperationKind.SCHEDULE),
         ),
         f.min("ts").alias("first_ts"),
         f.max("ts").alias("last_ts"),
-        f.max(f.when(is_accepted(), f.col("ts"))).alias("accepted_ts"),
+        f.max(f.when(_is_accepted(), f.col("ts"))).alias("accepted_ts"),
     )
 
 
@@ -121,7 +121,7 @@ def counts_of(messages: DataFrame) -> DataFrame:
 
     is_before = (f.col("by_receivers") == 0) & f.col("since_us").isNotNull()
     return messages.groupBy("destination").agg(
-        *(f.sum(f"is_{word}").alias(word) for word in WORDS), *counted(before_reports=is_before)
+        *(f.sum(f"is_{word}").alias(word) for word in WORDS), *_counted(before_reports=is_before)
     )
 
 
@@ -139,3 +139,39 @@ def at_subscriptions(places: DataFrame) -> DataFrame:
 
     there = places.where(f.col("subscription").isNotNull())
     return there.groupBy("destination", "subscription").agg(f.count("*").alias("messages"))
+
+
+def _is_stage(*stages: Stage) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.col("stage").isin(*map(int, stages))
+
+
+def _is_operation(*kinds: OperationKind) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.col("operation").isin(*map(int, kinds))
+
+
+def _is_done() -> Column:
+    """Whether the broker said yes."""
+    from pyspark.sql import functions as f
+
+    return f.col("outcome") == int(Outcome.DONE)
+
+
+def _is_sent() -> Column:
+    """Whether a row is an attempt of a sender."""
+    return _is_stage(Stage.DIRECT, Stage.BACKLOG_SEND)
+
+
+def _is_accepted() -> Column:
+    """Whether the destination itself said yes."""
+    return _is_stage(Stage.DIRECT, Stage.PRIMARY_SEND) & _is_done()
+
+
+def _counted(**conditions: Column) -> list[Column]:
+    """How many rows fulfil each condition."""
+    from pyspark.sql import functions as f
+
+    return [f.count(f.when(condition, 1)).alias(name) for name, condition in conditions.items()]

@@ -12,9 +12,9 @@ from .facts import ACCEPTED, OPEN, RECEIVED
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How many messages of one kind a destination has on a day; of a subscription, how many arrived there.
+    """How many messages of one kind a destination has in a slice; of a subscription, how many arrived there.
 
-    Times are microseconds since the epoch.
+    Of open messages the rows are counted. Times are microseconds since the epoch.
     """
 
     kind: str
@@ -39,10 +39,19 @@ class DayPlaces:
     cancelled: int
     dropped: int
 
-    @property
-    def topics(self) -> set[str]:
-        """The destinations that were received from subscriptions."""
-        return {one.destination for one in self.places if one.subscription is not None}
+    @classmethod
+    def of(cls, parts: Iterable[DayPlaces]) -> DayPlaces:
+        """What the slices of a day say together."""
+        found = cls((), {}, 0, 0)
+        for one in parts:
+            spelt = {small: min(path, found.spelt.get(small, path)) for small, path in one.spelt.items()}
+            found = cls(
+                found.places + one.places,
+                {**found.spelt, **spelt},
+                found.cancelled + one.cancelled,
+                found.dropped + one.dropped,
+            )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,7 +72,7 @@ class Places:
         self.reported: dict[str, tuple[int, int]] = {}
         self.cancelled = sum(day.cancelled for day in days.values())
         self.dropped = sum(day.dropped for day in days.values())
-        self.has_subscriptions = any(day.topics for day in days.values())
+        self.has_subscriptions = any(one.subscription is not None for day in days.values() for one in day.places)
         for day in days.values():
             self.spelt |= day.spelt
             for one in day.places:

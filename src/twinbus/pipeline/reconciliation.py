@@ -1,46 +1,27 @@
-"""Every accepted message against its arrival, exactly, day by day (docs/reconciliation.md).
+"""Every accepted message against its arrival, exactly (docs/reconciliation.md).
 
-A day of the ledger is read when it has changed, and what is kept of it (`facts.py`) goes to the results. A message that
-was done with on its day is only counted. All others, and those of which several days tell, are judged anew by every run
-(`judging.py`). Of days that have not changed a run reads what was kept of open messages, and one number for each of the
-others: enough to see whether a day that has changed tells of it, too. Message ids never come to the driver.
+A day of the ledger is read when it has changed, in slices of time, and what is kept of it (`facts.py`) goes to the
+results. A message that is done with in its slice is only counted. All others, and those of which several slices tell,
+are judged anew by every run (`judging.py`). Message ids never come to the driver.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from twinbus.ledger.layout import DAY_US, end_of_day_us
-from twinbus.ledger.reading import LedgerFile
-from twinbus.ledger.schema import pc
-
 from .changes import changed_hours
-from .facts import (
-    ACCEPTED,
-    COLUMNS,
-    DAY,
-    EVENT_SCHEMA,
-    KINDS,
-    OPEN,
-    PLACE,
-    RECEIVED,
-    SETTLED_SCHEMA,
-    events_of,
-    gaps_of,
-    open_events,
-    sorted_out,
-    topics_of,
-)
-from .files import DayFiles, LedgerView, facts_of, spark_path, spark_schema
+from .facts import ACCEPTED, EVENTS, OPEN, PLACE, RECEIVED, SETTLED, ddl
+from .files import DayFiles, LedgerView, facts_of, spark_path
 from .judging import CONTEXT, anomalies_of, at_subscriptions, counts_of, judged, known
-from .places import DayPlaces, Place, Places
+from .places import DayPlaces, Places
 from .results import RECONCILIATION, Results
+from .slice_tasks import CROSSING, KEYS, MADE, Made, Tasks, crossing, number_of, sorting
+from .slices import slices_of
 from .summary import NAMESPACE, RECEIVERS, EntityVerdict, Summary
 from .verdict import WORDS
 
@@ -48,9 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Of the state that is kept from run to run. One of another version is made anew.
-VERSION = 2
-#: What is read at once: enough that a job is worth its start, and no more than fits a small machine.
-MOST_DAYS, MOST_ROWS = 10, 30_000_000
+VERSION = 3
 #: How long receivers must have gone on after a message was accepted for it to be lost, if nobody says otherwise.
 PATIENCE = timedelta(hours=1)
 LEAST_PATIENCE, MOST_PATIENCE = timedelta(0), timedelta(days=30)
@@ -58,12 +37,16 @@ LEAST_PATIENCE, MOST_PATIENCE = timedelta(0), timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class _Day:
-    """Where the facts of a day are, and which files of the ledger they were made from."""
+    """What is kept of a day, and which files of the ledger it was made from."""
 
     fingerprint: str
-    folder: str
-    #: How many rows of each kind there are.
-    kinds: Mapping[str, int]
+    #: Where `DayPlaces` are.
+    places: str
+    #: The files of each of its slices, by kind.
+    slices: Sequence[Mapping[str, str]]
+
+    def files(self, kind: str) -> list[str]:
+        return [files[kind] for files in self.slices if kind in files]
 
 
 @dataclass(slots=True)
@@ -71,8 +54,8 @@ class _State:
     """What is kept from run to run."""
 
     days: dict[str, _Day] = field(default_factory=dict)
-    #: The folder with the keys of settled messages of which several days tell; None if there are none.
-    crossing: str | None = None
+    #: The files with the settled messages of which several slices tell.
+    crossing: Sequence[str] = ()
 
     @classmethod
     def of(cls, before: Mapping[str, Any] | None) -> _State:
@@ -133,11 +116,9 @@ class _Run:
         if self._before is not None and not changed and self._is_settled(self._before):
             days = self._days()
             return self._before if days == self._before["days"] else {**self._before, "days": days}
-        topics = {topic for name in self._state.days for topic in self._places(name).topics}
-        for names in self._groups(changed):
-            self._make(names, topics)
-        self._state.days = dict(sorted(self._state.days.items()))
-        self._cross(changed)
+        if changed:
+            self._make(changed)
+            self._cross()
         places = Places({name: self._places(name) for name in self._state.days})
         summary, anomalies = self._judge(places)
         return {
@@ -146,7 +127,7 @@ class _Run:
             "summary": summary.as_json(),
             "anomalies": anomalies,
             "days": self._days(),
-            "crossing": self._state.crossing,
+            "crossing": list(self._state.crossing),
         }
 
     def _is_settled(self, before: Mapping[str, Any]) -> bool:
@@ -176,119 +157,41 @@ class _Run:
                     self._state.days[name] = _Day(**{**asdict(known), "fingerprint": files.fingerprint})
         return found
 
-    def _make(self, names: Sequence[str], topics: set[str]) -> None:
-        """Read some days of the ledger, and write what is kept of them. Topics that they tell of are added."""
-        from pyspark.sql import functions as f
-
-        folder, days = f"{self._folder}/days/{names[0]}", {name: self._view.days[name] for name in names}
-        rows = self._rows(days.values())
-        topics |= {row.topic for row in topics_of(rows).collect()}
-        with _no_sort(self._spark, len(KINDS) * len(names)):
-            messages = sorted_out(events_of(rows), sorted(topics)).withColumn("part", f.col(DAY))
-            self._write(messages, f"{folder}/messages", "part", "kind")
-        places = self._count(folder)
-        gaps = {row[DAY]: row.asDict() for row in gaps_of(rows).collect()}
-        made = {}
-        for name, files in days.items():
-            number = _number_of(name)
-            own, gap = places.get(number, ()), gaps.get(number, {})
-            kinds = {kind: sum(one.messages for one in own if one.kind == kind) for kind in KINDS}
-            made[name] = _Day(files.fingerprint, folder, kinds)
-            kept = DayPlaces(own, self._spelt(files), gap.get("cancelled", 0), gap.get("dropped", 0))
-            content = json.dumps(kept.to_json(), ensure_ascii=False).encode()
-            self._results.write_bytes(_places_path(name, folder), content)
-        self._state.days |= made
-        if any(day.kinds[OPEN] for day in made.values()):
-            found = open_events(rows, self._messages(OPEN, days=list(names))).withColumn("part", f.col(DAY))
-            self._write(found, f"{folder}/events", "part")
-
-    def _spelt(self, files: DayFiles) -> dict[str, str]:
-        """How the paths in one file of a day are written that have capital letters: it is for show only."""
-        if not files.live:
-            return {}
-        with LedgerFile(self._view.store, files.folder, files.live[-1].name) as file:
-            tables = list(file.tables(["entity", "destination"]))
-        columns = [table[name] for table in tables for name in ("entity", "destination")]
-        paths = {path for column in columns for path in pc.unique(column).to_pylist() if path}
-        paths |= {path[: path.lower().find("/subscriptions/")] for path in paths if "/subscriptions/" in path.lower()}
-        return {path.lower(): path for path in sorted(paths, reverse=True) if path != path.lower()}
-
-    def _groups(self, days: Sequence[str]) -> Iterator[list[str]]:
-        """Days that are read together: a job for each alone would spend most of its time on getting started."""
-        group: list[str] = []
-        rows = 0
-        for name in days:
-            more = self._view.days[name].rows
-            if group and (len(group) == MOST_DAYS or rows + more > MOST_ROWS):
-                yield group
-                group, rows = [], 0
-            group.append(name)
-            rows += more
-        if group:
-            yield group
-
-    def _rows(self, days: Iterable[DayFiles]) -> DataFrame:
-        """The rows as they lie in the files of these days: repeated ones, too, for they are found where they matter."""
-        schema = spark_schema(COLUMNS)
-        paths = [spark_path(self._view.url, day.folder, one.name) for day in days for one in day.live]
-        if not paths:
-            return self._spark.createDataFrame([], schema)
-        return self._spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
-
-    def _count(self, folder: str) -> dict[int, tuple[Place, ...]]:
-        """What was written, summed up, by day."""
-        from pyspark.sql import functions as f
-
-        written = self._spark.read.schema(f"{SETTLED_SCHEMA}, part int, kind string").parquet(
-            spark_path(self._results.url, f"{folder}/messages")
-        )
-        rows = written.groupBy(DAY, "kind", "destination", "subscription").agg(
-            f.count("*").alias("messages"),
-            f.unix_micros(f.max("accepted_ts")).alias("accepted_us"),
-            f.unix_micros(f.min("received_ts")).alias("first_us"),
-            f.unix_micros(f.max("received_ts")).alias("last_us"),
-        )
-        found: defaultdict[int, tuple[Place, ...]] = defaultdict(tuple)
-        for row in rows.collect():
-            columns = row.asDict()
-            found[columns.pop(DAY)] += (Place(**columns),)
-        return found
+    def _make(self, names: Sequence[str]) -> None:
+        """Read some days of the ledger, and write what is kept of them."""
+        folder = f"{self._folder}/days"
+        slices = [one for name in names for one in slices_of(name, self._view.days[name])]
+        made: defaultdict[str, list[Made]] = defaultdict(list)
+        tasks = sorting(self._view.store, self._results, folder, slices)
+        for row in self._run(tasks, len(slices), MADE).collect():
+            one = Made.from_json(row.made)
+            made[one.day].append(one)
+        for name in names:
+            path, parts = f"{folder}/{name}/places.json", made[name]
+            places = DayPlaces.of(one.places for one in parts)
+            self._results.write_bytes(path, json.dumps(places.to_json(), ensure_ascii=False).encode())
+            files = [one.files for one in parts if one.files]
+            self._state.days[name] = _Day(self._view.days[name].fingerprint, path, files)
+        self._state.days = dict(sorted(self._state.days.items()))
 
     def _places(self, name: str) -> DayPlaces:
-        path = _places_path(name, self._state.days[name].folder)
-        return DayPlaces.from_json(json.loads(self._results.read_bytes(path)))
+        return DayPlaces.from_json(json.loads(self._results.read_bytes(self._state.days[name].places)))
 
-    # ---- messages of several days ----
-
-    def _cross(self, changed: list[str]) -> None:
-        """Find the settled messages of which several days tell; the keys are enough, for what is exact compares ids."""
-        from pyspark.sql import functions as f
-
-        days = self._state.days
-        before = self._state.crossing
-        if len(days) < 2 or not changed:
+    def _cross(self) -> None:
+        """Find the settled messages of which several slices tell."""
+        kept = [files for day in self._state.days.values() for files in day.slices]
+        self._state.crossing = ()
+        if len(kept) < 2:
             return
-        keys = self._keys(list(days))
-        if len(changed) < len(days):
-            keys = keys.join(self._keys(changed).select("message_key").distinct(), "message_key", "left_semi")
-        days_of = keys.groupBy("message_key").agg(
-            f.min("day").alias("first"), f.max("day").alias("last"), f.max("is_settled").alias("is_settled")
-        )
-        found = days_of.where((f.col("first") != f.col("last")) & f.col("is_settled")).select("message_key")
-        if before is not None:
-            found = found.union(self._read("message_key bigint", [before])).distinct()
+        messages = sum(one.messages for name in self._state.days for one in self._places(name).places)
+        parts = -(-messages // KEYS)
         folder = f"{self._folder}/crossing"
-        self._write(found, folder)
-        is_any = self._results.files_below(folder) and self._read("message_key bigint", [folder]).count() > 0
-        self._state.crossing = folder if is_any else None
+        self._write(self._run(crossing(self._results, kept, parts), parts, CROSSING), folder)
+        self._state.crossing = self._results.files_below(folder)
 
-    def _keys(self, days: list[str]) -> DataFrame:
-        from pyspark.sql import functions as f
-
-        settled = self._messages(RECEIVED, ACCEPTED, days=days)
-        keys = settled.select("message_key", "day", f.lit(True).alias("is_settled"))
-        others = self._messages(OPEN, days=days).select("message_key", "day", f.lit(False).alias("is_settled"))
-        return keys.unionByName(others)
+    def _run(self, tasks: Tasks, number: int, schema: str) -> DataFrame:
+        """What so many tasks yield: each is given its number."""
+        return self._spark.range(0, number, 1, max(1, number)).mapInArrow(tasks, schema)
 
     # ---- the verdict ----
 
@@ -297,9 +200,7 @@ class _Run:
         from pyspark.sql import functions as f
 
         settled = self._settled_to_judge(places)
-        days = self._state.days.items()
-        folders = [f"{day.folder}/events/part={_number_of(name)}" for name, day in days if day.kinds[OPEN]]
-        events = self._read(EVENT_SCHEMA, folders)
+        events = self._read(ddl(EVENTS), self._files(OPEN))
         reported = [(destination, *times) for destination, times in places.reported.items()]
         context = self._spark.createDataFrame(reported, CONTEXT)
         facts = known(events, settled, context, **self._rules).persist()
@@ -311,8 +212,8 @@ class _Run:
         finally:
             facts.unpersist()
         done = places.settled()
-        if self._is_any_judged_again(places):
-            # What is judged was counted as settled, once for each day.
+        if self._state.crossing or places.doubtful:
+            # What is judged was counted as settled, once for each slice.
             for row in settled.where(f.col("subscription").isNull()).groupBy("destination").count().collect():
                 done[row["destination"]] -= row["count"]
         arrived = places.arrived()
@@ -323,25 +224,23 @@ class _Run:
                     arrived[row.destination][row.subscription] += sign * row.messages
         return self._summary(places, counts, done, arrived), self._results.files_below(folder)
 
-    def _is_any_judged_again(self, places: Places) -> bool:
-        return self._state.crossing is not None or bool(places.doubtful)
-
     def _settled_to_judge(self, places: Places) -> DataFrame:
         """Settled messages that are to be judged all the same."""
         from pyspark.sql import functions as f
 
-        found = self._spark.createDataFrame([], SETTLED_SCHEMA)
-        accepted = self._messages(ACCEPTED)
-        doubtful = [(_number_of(day), destination) for day, destination in places.doubtful]
+        found = self._read(CROSSING, self._state.crossing)
+        doubtful = places.doubtful
         if doubtful:
-            known = f.broadcast(self._spark.createDataFrame(doubtful, "day int, destination string"))
-            found = accepted.join(known, ["day", "destination"], "left_semi").select(found.columns)
-            accepted = accepted.join(known, ["day", "destination"], "left_anti").select(found.columns)
-        if self._state.crossing is not None:
-            keys = self._read("message_key bigint", [self._state.crossing])
-            crossing = self._messages(RECEIVED).unionByName(accepted).join(keys, "message_key", "left_semi")
-            found = found.unionByName(crossing.select(found.columns))
-        return found
+            rows = [(number_of(day), destination) for day, destination in doubtful]
+            known = f.broadcast(self._spark.createDataFrame(rows, "day int, destination string"))
+            accepted = self._read(ddl(SETTLED), self._files(ACCEPTED, days={day for day, _ in doubtful}))
+            accepted = accepted.join(known, ["day", "destination"], "left_semi")
+            is_other = f.col("kind") == RECEIVED
+            others = found.where(is_other).unionByName(
+                found.where(~is_other).join(known, ["day", "destination"], "left_anti")
+            )
+            found = accepted.unionByName(others.drop("kind"))
+        return found.select(SETTLED.names)
 
     def _summary(
         self,
@@ -367,27 +266,17 @@ class _Run:
 
     # ---- tables ----
 
-    def _messages(self, *kinds: str, days: list[str] | None = None) -> DataFrame:
-        chosen = {name: self._state.days[name] for name in days or self._state.days}
-        folders = [
-            f"{day.folder}/messages/part={_number_of(name)}/kind={kind}"
-            for name, day in chosen.items()
-            for kind in kinds
-            if day.kinds[kind]
-        ]
-        return self._read(SETTLED_SCHEMA, folders)
+    def _files(self, kind: str, days: Iterable[str] | None = None) -> list[str]:
+        return [path for name in days or self._state.days for path in self._state.days[name].files(kind)]
 
-    def _read(self, schema: str, folders: list[str]) -> DataFrame:
-        if not folders:
+    def _read(self, schema: str, files: Sequence[str]) -> DataFrame:
+        if not files:
             return self._spark.createDataFrame([], schema)
-        paths = [spark_path(self._results.url, folder) for folder in folders]
-        # No folder becomes a column.
-        return self._spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
+        return self._spark.read.schema(schema).parquet(*(spark_path(self._results.url, one) for one in files))
 
-    def _write(self, frame: DataFrame, folder: str, *partitions: str) -> None:
+    def _write(self, frame: DataFrame, folder: str) -> None:
         # The folder is this run's own: what is there was left by an attempt that failed.
-        writer = frame.write.mode("overwrite").partitionBy(*partitions).option("compression", "zstd")
-        writer.parquet(self._results.path(folder))
+        frame.write.mode("overwrite").option("compression", "zstd").parquet(self._results.path(folder))
 
 
 def notes_of(
@@ -429,23 +318,3 @@ def notes_of(
 def _named(names: list[str], most: int = 5) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def _number_of(day: str) -> int:
-    return end_of_day_us(day) // DAY_US
-
-
-def _places_path(day: str, folder: str) -> str:
-    return f"{folder}/places-{day}.json"
-
-
-@contextmanager
-def _no_sort(spark: SparkSession, files: int) -> Iterator[None]:
-    """Let Spark write so many files at once, rather than sort all rows by day and kind."""
-    name = "spark.sql.maxConcurrentOutputFileWriters"
-    before = spark.conf.get(name, "0")
-    spark.conf.set(name, str(files))
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before or "0")

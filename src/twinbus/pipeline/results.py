@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from twinbus.ledger.errors import ExtraMissing
 from twinbus.ledger.reading import SetAside
@@ -247,7 +247,12 @@ class Results:
         data: bytes = self._fs.cat_file(self._full(path))
         return data
 
-    def write_bytes(self, path: str, data: bytes) -> None:
+    def open_file(self, path: str) -> IO[bytes]:
+        """Read a file, or parts of it."""
+        opened: IO[bytes] = self._fs.open(self._full(path), "rb")
+        return opened
+
+    def write_bytes(self, path: str, data: bytes | memoryview) -> None:
         """Write a file under a new name, of a folder of this run."""
         self._fs.makedirs(self._full(path).rpartition("/")[0], exist_ok=True)
         self._fs.pipe_file(self._full(path), data)
@@ -256,7 +261,7 @@ class Results:
         """The rows of these files; only the columns of `schema` are read."""
 
         def read(path: str) -> pa.Table:
-            with self._fs.open(self._full(path), "rb") as file:
+            with self.open_file(path) as file:
                 return pq.ParquetFile(file).read(columns=schema.names).select(schema.names).cast(schema)
 
         with ThreadPoolExecutor(READERS) as pool:
