@@ -69,17 +69,7 @@ SETTLED = pa.schema(
     ]
 )
 
-_SPARK_TYPES = {
-    pa.binary(16): "binary",
-    _PATH: "string",
-    _TIME: "timestamp",
-    pa.string(): "string",
-    pa.int8(): "tinyint",
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-}
 
-
-def ddl(schema: pa.Schema) -> str:
-    """A schema as Spark writes it."""
-    return ", ".join(f"{one.name} {_SPARK_TYPES[one.type]}" for one in schema)
+def plain(schema: pa.Schema) -> pa.Schema:
+    """The same with paths as texts."""
+    return pa.schema([(one.name, pa.string() if one.type == _PATH else one.type) for one in schema])

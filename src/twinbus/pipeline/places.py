@@ -72,7 +72,8 @@ class Places:
         self.reported: dict[str, tuple[int, int]] = {}
         self.cancelled = sum(day.cancelled for day in days.values())
         self.dropped = sum(day.dropped for day in days.values())
-        self.has_subscriptions = any(one.subscription is not None for day in days.values() for one in day.places)
+        #: What is kept: one row for each settled message and place, and those of open ones.
+        self.rows = sum(one.messages for day in days.values() for one in day.places)
         for day in days.values():
             self.spelt |= day.spelt
             for one in day.places:

@@ -1,7 +1,7 @@
 """What became of a message, from what the ledger counts of it: the words of Jepsen's total-queue, and three of our own.
 
 The rules are written with comparisons, `&` and `|` only. So the same lines judge one message, whose facts are numbers,
-and millions, whose facts are columns of Spark: there is no second version that could say something else.
+and millions, whose facts are arrays: there is no second version that could say something else.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-#: A number, or a column of numbers.
+#: A number, or an array of numbers.
 Number = Any
-#: True or false, or a column of it.
+#: True or false, or an array of it.
 Truth = Any
 
 #: What can be said of a message, in the order of reports. A message has none, one or several of them.

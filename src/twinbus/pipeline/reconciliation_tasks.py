@@ -1,4 +1,4 @@
-"""What Spark's tasks of a reconciliation do: read slices of the ledger, write what is kept of them, and compare keys.
+"""What Spark's tasks of a reconciliation do: sort out slices of the ledger, then judge messages by ranges of keys.
 
 They read and write files themselves, with Arrow: rows never go through Java, which would take many times as long
 (docs/decisions/014). A task that is repeated writes files of other names, and only names that were handed over count.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from twinbus.ledger.schema import pa, pq
 from twinbus.ledger.store import Store
 
 from .events import PATHS, Array, Gathering
-from .facts import ACCEPTED, COLUMNS, OPEN, RECEIVED, SETTLED, ddl
+from .facts import ACCEPTED, COLUMNS, EVENTS, OPEN, RECEIVED, SETTLED, plain
+from .judging import Rules, by_destination, judge
 from .places import DayPlaces
 from .results import Results
 from .settling import sort_out
@@ -28,10 +30,8 @@ from .slices import Slice
 
 #: So many keys are compared at a time.
 KEYS = 1_000_000
-#: What comes of `sorting`: a JSON object for each slice.
-MADE = "made string"
-#: What comes of `crossing`.
-CROSSING = f"{ddl(SETTLED)}, kind string"
+#: What comes of all tasks: a JSON object for each slice or range.
+FOUND = "found string"
 
 _ROW_GROUP = 65_536
 _REPEATING = ["destination", "subscription", "sends", "moves", "scheduled", "stage", "operation", "outcome", "day"]
@@ -49,12 +49,11 @@ class Made:
     files: Mapping[str, str]
     places: DayPlaces
 
-    def to_json(self) -> str:
-        return json.dumps({"day": self.day, "files": self.files, "places": self.places.to_json()}, ensure_ascii=False)
+    def to_json(self) -> dict[str, Any]:
+        return {"day": self.day, "files": self.files, "places": self.places.to_json()}
 
     @classmethod
-    def from_json(cls, text: str) -> Made:
-        given = json.loads(text)
+    def from_json(cls, given: Mapping[str, Any]) -> Made:
         return cls(given["day"], given["files"], DayPlaces.from_json(given["places"]))
 
 
@@ -63,8 +62,7 @@ def sorting(ledger: Store, results: Results, folder: str, slices: Sequence[Slice
 
     def sort(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in _numbers(numbers):
-            made = sort_slice(ledger, results, folder, slices[number]).to_json()
-            yield pa.RecordBatch.from_pydict({"made": [made]})
+            yield _found(sort_slice(ledger, results, folder, slices[number]).to_json())
 
     return sort
 
@@ -104,60 +102,105 @@ def number_of(day: str) -> int:
     return end_of_day_us(day) // DAY_US
 
 
-# ---- messages of several slices ----
+# ---- ranges of keys ----
 
 
-def crossing(results: Results, kept: Sequence[Mapping[str, str]], parts: int) -> Tasks:
-    """The function for `mapInArrow` that finds settled messages of which several slices tell.
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of all slices, and what of it is to be judged."""
 
-    Keys are compared, in so many parts; each row that the function is given is the number of a part. That two slices
-    have a key in common means that their messages must be compared, not that they are the same.
+    results: Results
+    #: The files of each slice, by kind.
+    slices: Sequence[Mapping[str, str]]
+    #: Days, by number, and destinations whose accepted messages are to be judged though they are settled.
+    doubtful: Set[tuple[int, str]]
+    rules: Rules
 
-    Args:
-        kept: The files of each slice, by kind.
-    """
 
-    def cross(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def judging(kept: Kept, folder: str, ranges: int) -> Tasks:
+    """The function for `mapInArrow` that judges messages: each row that it is given is the number of a key range."""
+
+    def judge_ranges(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in _numbers(numbers):
-            bounds = _LEAST + _KEYS * number // parts, _LEAST + _KEYS * (number + 1) // parts - 1
-            yield from cross_part(results, kept, *bounds)
+            bounds = _LEAST + _KEYS * number // ranges, _LEAST + _KEYS * (number + 1) // ranges - 1
+            yield _found(judge_range(kept, folder, *bounds))
 
-    return cross
+    return judge_ranges
 
 
-def cross_part(results: Results, kept: Sequence[Mapping[str, str]], least: int, most: int) -> Iterator[pa.RecordBatch]:
-    """The settled messages with keys from `least` to `most` of which several slices tell."""
-    keys: list[Array] = []
-    slices: list[Array] = []
-    settled: list[Array] = []
-    for number, files in enumerate(kept):
+def judge_range(kept: Kept, folder: str, least: int, most: int) -> dict[str, Any]:
+    """Judge the messages with keys from `least` to `most`: `Counts`, and the file of `anomalies`, if there are any."""
+    several = _keys_of_several(kept, least, most)
+    events = _rows(kept, OPEN, least, most, EVENTS)
+    received = _rows(kept, RECEIVED, least, most, SETTLED, lambda table: _has_key(table, several))
+    accepted = _rows(
+        kept, ACCEPTED, least, most, SETTLED, lambda table: _has_key(table, several) | _is_in(table, kept.doubtful)
+    )
+    counts, anomalies = judge(events, pa.concat_tables([received, accepted]), kept.rules)
+    counts.accepted = by_destination(accepted.filter(pa.array(~_is_in(accepted, kept.doubtful))))
+    file = _write(kept.results, f"{folder}/part", [anomalies]) if len(anomalies) else None
+    return {**counts.to_json(), "anomalies": file}
+
+
+def _keys_of_several(kept: Kept, least: int, most: int) -> Array:
+    """The keys of settled messages of which several slices tell.
+
+    That slices have a key in common means that their messages must be compared, not that they are the same.
+    """
+    keys, slices, settled = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, bool)]
+    for number, files in enumerate(kept.slices):
         for kind, path in files.items():
-            for table in _row_groups(results, path, ["message_key"], least, most):
+            for table in _row_groups(kept.results, path, ["message_key"], least, most):
                 found = table["message_key"].to_numpy()
-                found = np.unique(found[(least <= found) & (found <= most)])
+                found = found[(least <= found) & (found <= most)]
                 keys.append(found)
-                slices.append(np.full(len(found), number, np.int32))
+                slices.append(np.full(len(found), number))
                 settled.append(np.full(len(found), kind != OPEN))
-    several = of_several(*(np.concatenate(one) for one in (keys, slices, settled))) if keys else np.empty(0, np.int64)
-    if not len(several):
-        return
-    for files in kept:
-        for kind in (RECEIVED, ACCEPTED):
-            if kind in files:
-                for table in _row_groups(results, files[kind], SETTLED.names, least, most):
-                    rows = np.flatnonzero(np.isin(table["message_key"].to_numpy(), several))
-                    chosen = table.take(pa.array(rows)).append_column("kind", pa.array([kind] * len(rows), pa.string()))
-                    yield from chosen.to_batches()
+    return of_several(*(np.concatenate(one) for one in (keys, slices, settled)))
 
 
 def of_several(keys: Array, slices: Array, is_settled: Array) -> Array:
     """The keys that several slices have, and under which one of them has a settled message."""
+    if not len(keys):
+        return keys
     order = np.argsort(keys)
     keys, slices = keys[order], slices[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     differ = np.minimum.reduceat(slices, starts) != np.maximum.reduceat(slices, starts)
     found: Array = keys[starts][differ & np.logical_or.reduceat(is_settled[order], starts)]
     return found
+
+
+def _rows(
+    kept: Kept,
+    kind: str,
+    least: int,
+    most: int,
+    schema: pa.Schema,
+    is_wanted: Callable[[pa.Table], Array] | None = None,
+) -> pa.Table:
+    """The rows of all slices of one kind with keys from `least` to `most`, of these those that are wanted."""
+    found = [plain(schema).empty_table()]
+    for files in kept.slices:
+        if kind in files:
+            for table in _row_groups(kept.results, files[kind], schema.names, least, most):
+                keys = table["message_key"].to_numpy()
+                is_here = (least <= keys) & (keys <= most)
+                rows = np.flatnonzero(is_here if is_wanted is None else is_here & is_wanted(table))
+                found.append(table.take(pa.array(rows)).cast(plain(schema)))
+    return pa.concat_tables(found)
+
+
+def _has_key(table: pa.Table, keys: Array) -> Array:
+    return np.isin(table["message_key"].to_numpy(), keys)
+
+
+def _is_in(table: pa.Table, doubtful: Set[tuple[int, str]]) -> Array:
+    """Whether the day and the destination of a row are among these."""
+    if not doubtful:
+        return np.zeros(len(table), bool)
+    rows = zip(table["day"].to_pylist(), table["destination"].to_pylist(), strict=True)
+    return np.fromiter((row in doubtful for row in rows), bool, len(table))
 
 
 def _row_groups(results: Results, path: str, columns: Sequence[str], least: int, most: int) -> Iterator[pa.Table]:
@@ -174,3 +217,7 @@ def _row_groups(results: Results, path: str, columns: Sequence[str], least: int,
 def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
     for batch in batches:
         yield from batch.column(0).to_pylist()
+
+
+def _found(what: Mapping[str, Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"found": [json.dumps(what, ensure_ascii=False)]})
