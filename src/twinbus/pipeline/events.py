@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
 from twinbus.ledger.schema import message_key, pa, pc
 
+from .codes import Array, codes_of, table_of
 from .facts import COLUMNS, NO_NUMBER
 from .overlaps import Interval
 
@@ -26,7 +26,11 @@ NOWHERE = -1
 _SUBSCRIPTIONS = "/subscriptions/"
 #: Dead letters are no arrivals: whoever reads them had his chance before.
 _SUB_QUEUE = "/$"
-_OF_SENDERS = {(stage, kind) for stage in (1, 2) for kind in (OperationKind.SEND, OperationKind.SCHEDULE)}
+_OF_SENDERS = {
+    (stage, kind)
+    for stage in (Stage.DIRECT, Stage.BACKLOG_SEND)
+    for kind in (OperationKind.SEND, OperationKind.SCHEDULE)
+}
 _OF_SYPHON = {
     (Stage.BACKLOG_RECEIVE, OperationKind.RECEIVE),
     (Stage.BACKLOG_RECEIVE, OperationKind.COMPLETE),
@@ -34,39 +38,10 @@ _OF_SYPHON = {
     (Stage.PRIMARY_SEND, OperationKind.SEND),
 }
 
-Array = np.ndarray[Any, Any]
-
-#: Stage, operation and outcome of a row make one number below 2**15; codes that nobody knows yet become 31.
-_UNKNOWN = 31
-
-
-def code_of(stage: int, operation: int, outcome: int) -> int:
-    """The number for stage, operation and outcome."""
-    return stage << 10 | operation << 5 | outcome
-
-
-def _codes(stages: Array, operations: Array, outcomes: Array) -> Array:
-    known = [
-        np.where((one >= 0) & (one < _UNKNOWN), one, _UNKNOWN).astype(np.int16)
-        for one in (stages, operations, outcomes)
-    ]
-    return known[0] << 10 | known[1] << 5 | known[2]
-
-
-def _table(is_there: Any) -> Array:
-    """What holds for each code: a row is looked up instead of being asked."""
-    found = np.zeros(1 << 15, bool)
-    for stage in Stage:
-        for kind in OperationKind:
-            for outcome in Outcome:
-                found[code_of(stage, kind, outcome)] = is_there(stage, kind, outcome)
-    return found
-
-
-RECEIVES = _table(lambda *code: code == (Stage.PRIMARY_RECEIVE, OperationKind.RECEIVE, Outcome.DONE))
-_EVENTS = RECEIVES | _table(lambda stage, kind, _: (stage, kind) in _OF_SENDERS | _OF_SYPHON)
-_CANCELLED = _table(lambda _, kind, outcome: kind is OperationKind.CANCEL and outcome is Outcome.DONE)
-_DROPPED = _table(lambda _, kind, __: kind is OperationKind.DROPPED)
+RECEIVES = table_of(lambda *code: code == (Stage.PRIMARY_RECEIVE, OperationKind.RECEIVE, Outcome.DONE))
+_EVENTS = RECEIVES | table_of(lambda stage, kind, _: (stage, kind) in _OF_SENDERS | _OF_SYPHON)
+_CANCELLED = table_of(lambda _, kind, outcome: kind is OperationKind.CANCEL and outcome is Outcome.DONE)
+_DROPPED = table_of(lambda _, kind, __: kind is OperationKind.DROPPED)
 
 
 class Paths:
@@ -125,11 +100,8 @@ class Events:
 
     def without_repeated(self) -> Events:
         """Each row once: a row that is there twice has the same `op_id`."""
-        halves = self.ops.view(np.uint64).reshape(-1, 2)
-        order = np.lexsort((halves[:, 0], halves[:, 1]))
-        is_first = np.ones(len(order), bool)
-        is_first[1:] = (halves[order][1:] != halves[order][:-1]).any(axis=1)
-        return self if is_first.all() else self.take(np.sort(order[is_first]))
+        rows = _first_rows(self.ops)
+        return self if len(rows) == len(self) else self.take(rows)
 
 
 @dataclass(slots=True)
@@ -157,7 +129,7 @@ class Gathering:
         """Take the events of a table with `COLUMNS`."""
         column = {name: table[name].unify_dictionaries().combine_chunks() for name in COLUMNS}
         ts = column["ts"].cast(pa.int64()).to_numpy()
-        code = _codes(*(column[name].to_numpy() for name in ("stage", "operation", "outcome")))
+        code = codes_of(table)
         here = (self.times.first <= ts) & (ts <= self.times.last)
         self._count_gaps(column, code, here)
         encoded = {name: _encoded(column[name]) for name in PATHS}
@@ -229,3 +201,16 @@ def _fixed(ids: pa.FixedSizeBinaryArray) -> Array:
     """Sixteen bytes for each row, without a copy."""
     whole = np.frombuffer(ids.buffers()[1], "V16") if len(ids) else np.empty(0, "V16")
     return whole[ids.offset : ids.offset + len(ids)]
+
+
+def first_rows(op_ids: pa.FixedSizeBinaryArray) -> Array:
+    """The places of all rows that are no repetition of another, in order."""
+    return _first_rows(_fixed(op_ids))
+
+
+def _first_rows(op_ids: Array) -> Array:
+    halves = np.ascontiguousarray(op_ids).view(np.uint64).reshape(-1, 2)
+    order = np.lexsort((halves[:, 0], halves[:, 1]))
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (halves[order][1:] != halves[order][:-1]).any(axis=1)
+    return np.sort(order[is_first])

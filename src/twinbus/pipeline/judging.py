@@ -16,7 +16,7 @@ from twinbus.ledger.recorder import OperationKind, Outcome, Stage
 from twinbus.ledger.schema import pa, pc
 
 from . import verdict
-from .events import Array
+from .codes import Array
 from .facts import MESSAGE, PLACE
 from .summary import ANOMALIES as ANOMALY_TABLE
 from .summary import NAMESPACE, RECEIVERS

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from twinbus.ledger.layout import DAY_US, end_of_day_us, folder_of
-from twinbus.ledger.recorder import Stage
-from twinbus.ledger.schema import pa, pc
+from twinbus.ledger.schema import pa
 
 from .changes import whole_hours
-from .files import MOST_INTERVALS, LedgerView, spark_path
-from .overlaps import Interval, at_most
+from .files import LedgerView, spark_path
+from .overlaps import Interval
 from .results import ROLLUPS as FOLDER
 from .results import DayResults, Results
-from .rollups import COLUMNS, ROLLUPS
-from .tables import HOUR_US, ROLLUP_SCHEMAS, USAGE
+from .rollup_tasks import FOUND, Made, blocks_of, rolling
+from .rollups import ROLLUPS
+from .tables import HOUR_US, ROLLUP_SCHEMAS
 from .waits import COLUMNS as WAITS_COLUMNS
 from .waits import plan, waits
 
@@ -38,14 +40,24 @@ class Making:
 
     def make(self, hours: Mapping[str, Sequence[Interval]], before: Mapping[str, DayResults]) -> dict[str, DayResults]:
         """Make some hours of some days anew, and take the days' other hours from `before`."""
-        days = list(hours)
-        times = at_most((one for some in hours.values() for one in some), MOST_INTERVALS)
         folder = f"{FOLDER}/{self._run}/{self._pieces:04}"
         self._pieces += 1
-        if times:
-            self._hours |= {hour for one in times for hour in range(one.first, one.last, HOUR_US)}
-            self._roll_up(folder, days, () if not before else times, before)
-        return {day: self._day(day, folder, before.get(day), is_same=not hours[day]) for day in days}
+        self._hours |= {hour for some in hours.values() for one in some for hour in range(one.first, one.last, HOUR_US)}
+        blocks = [
+            block
+            for day, times in hours.items()
+            if times
+            for block in blocks_of(day, self._view.days[day], times, before[day].rollups if day in before else {})
+        ]
+        made: defaultdict[str, list[Made]] = defaultdict(list)
+        if blocks:
+            tasks = rolling(self._view.store, self._results, folder, blocks)
+            # What they are told travels with the function, not in the plan, which everybody can read.
+            found = self._spark.range(0, len(blocks), 1, len(blocks)).mapInArrow(tasks, FOUND)
+            for row in found.collect():
+                one = Made(**json.loads(row.found))
+                made[one.day].append(one)
+        return {day: self._day(day, folder, before.get(day), made.get(day)) for day in hours}
 
     def make_waits(self, days: Mapping[str, DayResults]) -> dict[str, DayResults]:
         """Make the times in the backlog anew that may have changed with the hours that were made.
@@ -81,22 +93,6 @@ class Making:
         paths = [path for day in days.values() for path in day.rollups.get(name, ())]
         return self._results.table(paths, ROLLUP_SCHEMAS[name])
 
-    def _roll_up(
-        self, folder: str, days: Sequence[str], times: Sequence[Interval], before: Mapping[str, DayResults]
-    ) -> None:
-        rows = self._view.rows(self._spark, COLUMNS, days=days, within=times)
-        # To find rows that are there twice takes longer than to read them: once is enough.
-        is_costly = self._view.has_doubtful_rows(days, times)
-        if is_costly:
-            rows = rows.persist()
-        try:
-            for name, make in ROLLUPS.items():
-                old = [path for day in before.values() for path in day.rollups.get(name, ())]
-                self._write(f"{folder}/{name}", name, make(rows), old, times)
-        finally:
-            if is_costly:
-                rows.unpersist()
-
     def _write(self, folder: str, name: str, made: DataFrame, old: Sequence[str], times: Sequence[Interval]) -> None:
         """Write the hours that were made, and the others as they were."""
         from pyspark.sql import functions as f
@@ -117,19 +113,18 @@ class Making:
             .parquet(self._results.path(folder))
         )
 
-    def _day(self, name: str, folder: str, before: DayResults | None, *, is_same: bool) -> DayResults:
-        """What is known of a day now; `is_same` if its rows are the same in other files."""
+    def _day(self, name: str, folder: str, before: DayResults | None, made: Sequence[Made] | None) -> DayResults:
+        """What is known of a day now; nothing was made of it if its rows are the same in other files."""
         day, results = self._view.days[name], self._results
         inventory = f"{folder}/inventory/{name}.parquet"
         results.write_bytes(inventory, day.inventory())
-        if before is None or not is_same:
-            rollups: dict[str, Sequence[str]] = {
-                one: results.files_below(f"{folder}/{one}/day={name}") for one in ROLLUPS
-            }
-            rollups["waits"] = before.rollups.get("waits", ()) if before is not None else ()
-            rows, dropped = _counts(results.table(rollups["usage"], USAGE))
-        else:
+        if before is not None and made is None:
             rollups, rows, dropped = dict(before.rollups), before.rows, before.dropped
+        else:
+            blocks = made or ()
+            rollups = {one: [block.files[one] for block in blocks if one in block.files] for one in ROLLUPS}
+            rollups["waits"] = before.rollups.get("waits", ()) if before is not None else ()
+            rows, dropped = sum(block.rows for block in blocks), sum(block.dropped for block in blocks)
         return DayResults(
             rollups=rollups,
             inventory=inventory,
@@ -155,9 +150,3 @@ def _is_in(column: str, times: Sequence[Interval]) -> Column:
     for one in times:
         found = found | f.col(column).between(*one)
     return found
-
-
-def _counts(usage: pa.Table) -> tuple[int, int]:
-    """The rows of a day, and how many the ledger says it lacks."""
-    gaps = usage.filter(pc.equal(usage["stage"], int(Stage.LEDGER)))
-    return tuple(pc.sum(column).as_py() or 0 for column in (usage["rows"], gaps["count"]))  # type: ignore[return-value]

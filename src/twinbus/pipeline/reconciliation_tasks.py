@@ -20,7 +20,8 @@ from twinbus.ledger.reading import LedgerFile
 from twinbus.ledger.schema import pa, pq
 from twinbus.ledger.store import Store
 
-from .events import PATHS, Array, Gathering
+from .codes import Array
+from .events import PATHS, Gathering
 from .facts import ACCEPTED, COLUMNS, EVENTS, OPEN, RECEIVED, SETTLED, plain
 from .judging import Rules, by_destination, judge
 from .places import DayPlaces

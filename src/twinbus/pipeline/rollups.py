@@ -1,40 +1,38 @@
-"""How rows of the ledger become rollups, in Spark's own expressions: nothing here runs Python for a row.
+"""How rows of the ledger become rollups, with arrays: each table of rows is summed up, and the sums are summed up.
 
-Their columns are in `twinbus.pipeline.tables`. One pass for each rollup, and each reads only the columns it needs: one
-pass for all would have to group by everything at once, which takes longer than three.
+Their columns are in `twinbus.pipeline.tables`. What a group is made of becomes one number for each row, for one number
+is grouped many times as fast as eight columns are.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
+import numpy as np
+
+from twinbus.ledger.layout import DAY_US
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
+from twinbus.ledger.schema import pa
 from twinbus.syphon.moves import EXPIRED
 
-from .tables import GROWTH, HOUR_US, MINUTE_US, ROLLUP_SCHEMAS, Happening
+from .codes import Array, codes_of, table_of
+from .tables import HOUR_US, MINUTE_US, ROLLUP_SCHEMAS, Happening, bucket_of
 from .usage import BILLED, NOT_BILLED_STAGES, SIZED, SIZED_TOGETHER, UNIT_BYTES
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-#: What is read of the ledger.
-COLUMNS = (
-    "ts",
-    "pairing",
-    "client",
-    "namespace",
-    "entity",
-    "operation",
-    "stage",
-    "destination",
-    "bytes",
-    "count",
-    "outcome",
-    "error",
-    "latency_us",
-)
+#: What is read of the ledger for each rollup, beside what all of them need.
+_COLUMNS = {
+    "usage": ("pairing", "client", "namespace", "bytes", "count"),
+    "latency": ("latency_us",),
+    "activity": ("pairing", "error"),
+}
+_FOR_ALL = ("ts", "entity", "destination", "operation", "stage", "outcome")
+#: The rollups whose hours are functions of the ledger's rows of those hours.
+ROLLUPS = tuple(_COLUMNS)
+#: Columns of texts that repeat, which Parquet keeps as numbers.
+ENCODED = ("pairing", "client", "entity", "destination", "error")
 
 #: Rows of these are counted by the minute.
 _HAPPENINGS: dict[Happening, tuple[Stage, tuple[OperationKind, ...], tuple[Outcome, ...]]] = {
@@ -56,131 +54,252 @@ _HAPPENINGS: dict[Happening, tuple[Stage, tuple[OperationKind, ...], tuple[Outco
 }
 
 
-def usage(rows: DataFrame) -> DataFrame:
+def _happening(stage: Stage, operation: OperationKind, outcome: Outcome) -> int:
+    for kind, (where, operations, outcomes) in _HAPPENINGS.items():
+        if stage is where and operation in operations and outcome in outcomes:
+            return int(kind)
+    return 0
+
+
+_KINDS = table_of(_happening, np.int8)
+_IS_BILLED = table_of(lambda stage, _, outcome: outcome in BILLED and stage not in NOT_BILLED_STAGES)
+_IS_SIZED = table_of(lambda _, operation, __: operation in SIZED)
+_IS_SIZED_TOGETHER = table_of(lambda _, operation, __: operation in SIZED_TOGETHER)
+#: `usage.is_transferred`, if it is the secondary's.
+_IS_CARRIED = table_of(lambda _, operation, outcome: operation in SIZED | SIZED_TOGETHER and outcome in BILLED)
+
+#: How the columns of a rollup are put together that its groups are not made of.
+_SUMS: Mapping[str, Mapping[str, str]] = {
+    "usage": dict.fromkeys(("rows", "count", "units", "bytes", "transferred"), "sum"),
+    "latency": {"count": "sum", "max_us": "max"},
+    "activity": {"count": "sum", "first_us": "min", "last_us": "max"},
+}
+
+
+def columns_of(rollups: Iterable[str]) -> list[str]:
+    """What must be read of the ledger for these."""
+    return [*dict.fromkeys([*_FOR_ALL, *(column for name in rollups for column in _COLUMNS[name])])]
+
+
+class Rolling:
+    """Rollups of the rows that are added."""
+
+    def __init__(self, rollups: Sequence[str] = ROLLUPS) -> None:
+        self._parts: dict[str, list[pa.Table]] = {name: [ROLLUP_SCHEMAS[name].empty_table()] for name in rollups}
+
+    def add(self, rows: pa.Table) -> None:
+        """Count rows of one day, a row group at most, with `columns_of` and texts of `ENCODED` as numbers."""
+        if not len(rows):
+            return
+        read = _Rows(rows)
+        for name, parts in self._parts.items():
+            parts.append(_MADE[name](read))
+
+    def keep(self, rollup: str, made: pa.Table) -> None:
+        """Take what was made before, of other hours."""
+        self._parts[rollup].append(made)
+
+    def tables(self) -> dict[str, pa.Table]:
+        """The rollups, in order."""
+        return {name: _merged(name, parts) for name, parts in self._parts.items()}
+
+
+class _Rows:
+    """Columns of a table, as arrays, made when they are asked for."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self.code = codes_of(rows)
+        us: Array = rows["ts"].cast(pa.int64()).to_numpy()
+        self.us = us
+        #: When the day of the rows began.
+        self.day_us = int(us[0]) // DAY_US * DAY_US
+        self.entities, self.entity = self._entities()
+
+    def __getitem__(self, name: str) -> Array:
+        found: Array = self._rows[name].to_numpy()
+        return found
+
+    def known(self, name: str) -> tuple[Array, Array]:
+        """A column of numbers, and which of them are there."""
+        column = self._rows[name]
+        return column.fill_null(0).to_numpy(), column.is_valid().to_numpy()
+
+    def encoded(self, name: str) -> tuple[list[str], Array]:
+        """The texts of a column, and which of them a row has; -1 for none."""
+        column = self._rows[name].unify_dictionaries().combine_chunks()
+        # A column that a file lacks is not encoded.
+        column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        return column.dictionary.to_pylist(), column.indices.fill_null(-1).to_numpy()
+
+    def _entities(self) -> tuple[list[str], Array]:
+        """As `usage_of` has it: a diverted message costs on account of where it goes, not of the backlog queue."""
+        (asked, entity), (wanted, destination) = self.encoded("entity"), self.encoded("destination")
+        numbers = {name: number for number, name in enumerate(dict.fromkeys([*asked, *wanted]))}
+        of_asked, of_wanted = (np.array([*(numbers[one] for one in names), 0]) for names in (asked, wanted))
+        return list(numbers), np.where(destination >= 0, of_wanted[destination], of_asked[entity])
+
+    def begin_of(self, length_us: int) -> Array:
+        """Which hour or minute of its day a row belongs to."""
+        return (self.us - self.day_us) // length_us
+
+
+def _usage(rows: _Rows) -> pa.Table:
     """What is billed, by the hour."""
-    from pyspark.sql import functions as f
-
-    facts = rows.select(
-        _begin_of(HOUR_US).alias("hour_us"),
-        "pairing",
-        "client",
-        "namespace",
-        _entity(),
-        "operation",
-        "stage",
-        "outcome",
-        "count",
-        _units().alias("units"),
-        "bytes",
-        f.when(_is_transferred(), f.col("bytes")).otherwise(0).alias("transferred"),
+    (pairings, pairing), (clients, client) = rows.encoded("pairing"), rows.encoded("client")
+    hour, namespace, size = rows.begin_of(HOUR_US), rows["namespace"], rows["bytes"]
+    groups = _Groups([hour, pairing, client, namespace, rows.entity, *_codes(rows)])
+    is_transferred = _IS_CARRIED[rows.code] & (namespace == int(NamespaceRole.SECONDARY))
+    sums = groups.summed(
+        {
+            "count": rows["count"],
+            "units": _units(rows, size),
+            "bytes": size,
+            "transferred": np.where(is_transferred, size, 0),
+        }
     )
-    groups = facts.groupBy("hour_us", "pairing", "client", "namespace", "entity", "operation", "stage", "outcome")
-    sums = (f.sum(name).alias(name) for name in ("count", "units", "bytes", "transferred"))
-    return shaped(groups.agg(f.count(f.lit(1)).alias("rows"), *sums), "usage")
-
-
-def latency(rows: DataFrame) -> DataFrame:
-    """How long it took, by the hour."""
-    from pyspark.sql import functions as f
-
-    done = rows.where((f.col("outcome") == int(Outcome.DONE)) & f.col("latency_us").isNotNull())
-    facts = done.select(
-        _begin_of(HOUR_US).alias("hour_us"),
-        _entity(),
-        "stage",
-        "operation",
-        bucket(f.col("latency_us")).alias("bucket"),
-        "latency_us",
+    return _table(
+        "usage",
+        hour_us=hour[groups.first] * HOUR_US + rows.day_us,
+        pairing=_taken(pairings, pairing[groups.first]),
+        client=_taken(clients, client[groups.first]),
+        namespace=namespace[groups.first],
+        entity=_taken(rows.entities, rows.entity[groups.first]),
+        **{name: rows[name][groups.first] for name in ("operation", "stage", "outcome")},
+        rows=groups.sizes,
+        **sums,
     )
-    groups = facts.groupBy("hour_us", "entity", "stage", "operation", "bucket")
-    return shaped(groups.agg(f.count(f.lit(1)).alias("count"), f.max("latency_us").alias("max_us")), "latency")
 
 
-def activity(rows: DataFrame) -> DataFrame:
-    """What outages are made of, by the minute."""
-    from pyspark.sql import functions as f
-
-    facts = rows.select(
-        _begin_of(MINUTE_US).alias("minute_us"),
-        "pairing",
-        _entity(),
-        _kind().alias("kind"),
-        f.unix_micros("ts").alias("us"),
-    ).where(f.col("kind").isNotNull())
-    groups = facts.groupBy("minute_us", "pairing", "entity", "kind").agg(
-        f.count(f.lit(1)).alias("count"), f.min("us").alias("first_us"), f.max("us").alias("last_us")
-    )
-    return shaped(groups, "activity")
-
-
-#: The rollups whose hours are functions of the ledger's rows of those hours, by name.
-ROLLUPS = {"usage": usage, "latency": latency, "activity": activity}
-
-
-def shaped(frame: DataFrame, name: str) -> DataFrame:
-    """The columns of the contract, in its order and types."""
-    from pyspark.sql import functions as f
-
-    types = {"int8": "tinyint", "int16": "smallint", "int64": "bigint", "string": "string"}
-    return frame.select(*(f.col(one.name).cast(types[str(one.type)]).alias(one.name) for one in ROLLUP_SCHEMAS[name]))
-
-
-def _begin_of(length_us: int) -> Column:
-    """When the hour or minute of a row began."""
-    from pyspark.sql import functions as f
-
-    us = f.unix_micros("ts")
-    return us - us % length_us
-
-
-def _entity() -> Column:
-    """As `usage_of` has it: a diverted message costs on account of where it goes, not of the backlog queue."""
-    from pyspark.sql import functions as f
-
-    return f.coalesce("destination", "entity").alias("entity")
-
-
-def bucket(duration: Column) -> Column:
-    """`tables.bucket_of`, of a duration that is not null."""
-    from pyspark.sql import functions as f
-
-    return f.floor(f.log(f.greatest(duration, f.lit(1)).cast("double")) / math.log(GROWTH)).cast("smallint")
-
-
-def _units() -> Column:
+def _units(rows: _Rows, size: Array) -> Array:
     """`usage.billed_units`, without the copies of topics."""
-    from pyspark.sql import functions as f
-
-    sized = f.expr(f"greatest(1, (bytes + {UNIT_BYTES - 1}) div {UNIT_BYTES})")
-    by_message = f.greatest(f.when(_is("operation", SIZED), sized).otherwise(f.lit(1)), f.col("count"))
-    units = f.when(_is("operation", SIZED_TOGETHER), sized).otherwise(by_message)
-    return f.when(_is("outcome", BILLED) & ~_is("stage", NOT_BILLED_STAGES), units).otherwise(f.lit(0))
+    sized = np.maximum(1, (size + (UNIT_BYTES - 1)) // UNIT_BYTES)
+    by_message = np.maximum(np.where(_IS_SIZED[rows.code], sized, 1), rows["count"])
+    units = np.where(_IS_SIZED_TOGETHER[rows.code], sized, by_message)
+    return np.where(_IS_BILLED[rows.code], units, 0)
 
 
-def _is_transferred() -> Column:
-    """`usage.is_transferred`."""
-    from pyspark.sql import functions as f
-
-    is_secondary = f.col("namespace") == int(NamespaceRole.SECONDARY)
-    return _is("operation", SIZED | SIZED_TOGETHER) & is_secondary & _is("outcome", BILLED)
-
-
-def _kind() -> Column:
-    """The code of what happened; null for most rows."""
-    from pyspark.sql import functions as f
-
-    is_expired = f.col("error").eqNullSafe(f.lit(EXPIRED))
-    found = f.when(f.lit(False), f.lit(0))
-    for kind, (stage, operations, outcomes) in _HAPPENINGS.items():
-        condition = (f.col("stage") == int(stage)) & _is("operation", operations) & _is("outcome", outcomes)
-        code = f.lit(int(kind))
-        if kind is Happening.POISON:
-            code = f.when(is_expired, f.lit(int(Happening.EXPIRED))).otherwise(code)
-        found = found.when(condition, code)
-    return found.cast("tinyint")
+def _latency(rows: _Rows) -> pa.Table:
+    """How long it took, by the hour."""
+    us, is_known = rows.known("latency_us")
+    chosen = np.flatnonzero((rows["outcome"] == int(Outcome.DONE)) & is_known)
+    hour, entity = rows.begin_of(HOUR_US)[chosen], rows.entity[chosen]
+    stage, operation = rows["stage"][chosen], rows["operation"][chosen]
+    us = us[chosen]
+    bucket = buckets_of(us)
+    groups = _Groups([hour, entity, stage, operation, bucket])
+    return _table(
+        "latency",
+        hour_us=hour[groups.first] * HOUR_US + rows.day_us,
+        entity=_taken(rows.entities, entity[groups.first]),
+        stage=stage[groups.first],
+        operation=operation[groups.first],
+        bucket=bucket[groups.first],
+        count=groups.sizes,
+        max_us=groups.summed({"us": us}, "max")["us"],
+    )
 
 
-def _is(column: str, codes: Iterable[int]) -> Column:
-    from pyspark.sql import functions as f
+def buckets_of(durations_us: Array) -> Array:
+    """`tables.bucket_of`, of many."""
+    return np.searchsorted(_first_durations(), np.maximum(durations_us, 1), side="right") - 1
 
-    return f.col(column).isin(*sorted(int(one) for one in codes))
+
+@cache
+def _first_durations() -> Array:
+    """The least whole duration of each bucket. Looking it up says what `bucket_of` says, to the last microsecond."""
+    most = 2**63 - 1
+    return np.array(
+        [bisect_left(range(most), bucket, lo=1, key=bucket_of) for bucket in range(bucket_of(most) + 1)], np.int64
+    )
+
+
+def _activity(rows: _Rows) -> pa.Table:
+    """What outages are made of, by the minute."""
+    kind = _KINDS[rows.code]
+    chosen = np.flatnonzero(kind)
+    errors, error = rows.encoded("error")
+    is_expired = np.array([*(one == EXPIRED for one in errors), False])[error[chosen]]
+    kind = np.where(is_expired & (kind[chosen] == Happening.POISON), np.int8(Happening.EXPIRED), kind[chosen])
+    pairings, pairing = rows.encoded("pairing")
+    minute, entity, pairing, us = (
+        rows.begin_of(MINUTE_US)[chosen],
+        rows.entity[chosen],
+        pairing[chosen],
+        rows.us[chosen],
+    )
+    groups = _Groups([minute, pairing, entity, kind])
+    return _table(
+        "activity",
+        minute_us=minute[groups.first] * MINUTE_US + rows.day_us,
+        pairing=_taken(pairings, pairing[groups.first]),
+        entity=_taken(rows.entities, entity[groups.first]),
+        kind=kind[groups.first],
+        count=groups.sizes,
+        first_us=groups.summed({"us": us}, "min")["us"],
+        last_us=groups.summed({"us": us}, "max")["us"],
+    )
+
+
+_MADE = {"usage": _usage, "latency": _latency, "activity": _activity}
+
+
+class _Groups:
+    """Rows that have the same in all of some columns of whole numbers."""
+
+    def __init__(self, columns: Sequence[Array]) -> None:
+        self._number = _joined(columns)
+        row = np.arange(len(self._number))
+        found = self._aggregate({"row": row}, ["min"], counts=True)
+        #: A row of each group, and how many it has.
+        self.first: Array = found["row_min"].to_numpy()
+        self.sizes: Array = found["count_all"].to_numpy()
+        self._order = found["number"]
+
+    def summed(self, values: Mapping[str, Array], how: str = "sum") -> dict[str, Array]:
+        """Sums, or extremes, of each group."""
+        found = self._aggregate(values, [how])
+        return {name: found[f"{name}_{how}"].to_numpy() for name in values}
+
+    def _aggregate(self, values: Mapping[str, Array], hows: Sequence[str], *, counts: bool = False) -> pa.Table:
+        wanted: list[Any] = [(name, how) for name in values for how in hows]
+        table = pa.table({"number": self._number, **values})
+        # Groups come in the order of their first rows, so all sums of the same rows have the same order.
+        return table.group_by("number", use_threads=False).aggregate(
+            [*wanted, *([([], "count_all")] if counts else [])]
+        )
+
+
+def _joined(columns: Sequence[Array]) -> Array:
+    """One number for each row; the same for rows that have the same in all columns."""
+    found, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        least = int(column.min(initial=0))
+        width = int(column.max(initial=0)) - least + 1
+        if size * width >= 2**62:
+            names, found = np.unique(found, return_inverse=True)
+            size = len(names)
+        found = found * width + (column.astype(np.int64) - least)
+        size *= width
+    return found
+
+
+def _codes(rows: _Rows) -> list[Array]:
+    return [rows[name] for name in ("operation", "stage", "outcome")]
+
+
+def _taken(texts: Sequence[str], numbers: Array) -> pa.Array:
+    return pa.array(texts, pa.string()).take(pa.array(numbers))
+
+
+def _table(rollup: str, **columns: Any) -> pa.Table:
+    return pa.table(columns).cast(ROLLUP_SCHEMAS[rollup])
+
+
+def _merged(rollup: str, parts: Sequence[pa.Table]) -> pa.Table:
+    """The sum of some parts of a rollup, in order."""
+    schema, how = ROLLUP_SCHEMAS[rollup], _SUMS[rollup]
+    keys = [name for name in schema.names if name not in how]
+    sums = pa.concat_tables(parts).group_by(keys, use_threads=False).aggregate(list(how.items()))
+    named = sums.select([*keys, *(f"{name}_{one}" for name, one in how.items())]).rename_columns([*keys, *how])
+    return named.select(schema.names).cast(schema).sort_by([(name, "ascending") for name in keys])

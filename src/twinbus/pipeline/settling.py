@@ -20,7 +20,8 @@ import numpy as np
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
 from twinbus.ledger.schema import pa, pc
 
-from .events import NOWHERE, RECEIVES, Array, Events, Paths, code_of
+from .codes import Array, operations, outcomes, stages, table_of
+from .events import NOWHERE, RECEIVES, Events, Paths
 from .facts import ACCEPTED, EVENTS, OPEN, RECEIVED, SETTLED
 from .places import Place
 
@@ -31,25 +32,19 @@ _MOST = (1 << _BITS) - 1
 _PLAIN = _SENT | _ACKNOWLEDGED | _TAKEN
 
 
-def _weights() -> Array:
-    """What a row adds to the sums of its message, by its code."""
-    found = np.zeros(1 << 15, np.int64)
-    for stage in Stage:
-        for kind in OperationKind:
-            for outcome in Outcome:
-                is_done, is_sent = outcome is Outcome.DONE, stage in (Stage.DIRECT, Stage.BACKLOG_SEND)
-                found[code_of(stage, kind, outcome)] = (
-                    _SENT * is_sent
-                    + _ACKNOWLEDGED * (is_sent and is_done)
-                    + _TAKEN * (stage in (Stage.DIRECT, Stage.PRIMARY_SEND) and is_done)
-                    + _MOVED * (stage is Stage.PRIMARY_SEND and is_done)
-                    + _SCHEDULED * (kind is OperationKind.SCHEDULE)
-                )
-    found += RECEIVES * _RECEIVED
-    return found
+def _weight(stage: Stage, operation: OperationKind, outcome: Outcome) -> int:
+    """What a row adds to the sums of its message."""
+    is_done, is_sent = outcome is Outcome.DONE, stage in (Stage.DIRECT, Stage.BACKLOG_SEND)
+    return (
+        _SENT * is_sent
+        + _ACKNOWLEDGED * (is_sent and is_done)
+        + _TAKEN * (stage in (Stage.DIRECT, Stage.PRIMARY_SEND) and is_done)
+        + _MOVED * (stage is Stage.PRIMARY_SEND and is_done)
+        + _SCHEDULED * (operation is OperationKind.SCHEDULE)
+    )
 
 
-_WEIGHTS = _weights()
+_WEIGHTS = table_of(_weight, np.int64) + RECEIVES * _RECEIVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +232,9 @@ def _rows(events: Events, paths: Paths, day: int) -> pa.Table:
         "destination": _named(events.destination, paths),
         "subscription": _named(events.subscription, paths),
         "ts": events.ts,
-        "stage": events.code >> 10,
-        "operation": events.code >> 5 & 31,
-        "outcome": events.code & 31,
+        "stage": stages(events.code),
+        "operation": operations(events.code),
+        "outcome": outcomes(events.code),
         "number": pa.array(events.number, mask=~RECEIVES[events.code]),
         "day": np.full(len(events), day, np.int32),
     }

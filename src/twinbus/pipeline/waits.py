@@ -7,6 +7,7 @@ ended.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from typing import TYPE_CHECKING
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
 from twinbus.ledger.schema import pa, pc
 
-from .rollups import bucket, shaped
-from .tables import DEAD_BUCKET, HOUR_US, OPEN_BUCKET, Happening
+from .tables import DEAD_BUCKET, GROWTH, HOUR_US, OPEN_BUCKET, Happening
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -88,11 +88,18 @@ def waits(diverts: DataFrame, ends: DataFrame) -> DataFrame:
         # The clocks of sender and syphon may differ a little.
         f.greatest(end - f.col("sent_us"), f.lit(0)).alias("us"),
     )
-    where = f.when(f.col("moved_us").isNotNull(), bucket(f.col("us")))
+    where = f.when(f.col("moved_us").isNotNull(), _bucket(f.col("us")))
     where = where.when(f.col("dead_us").isNotNull(), f.lit(DEAD_BUCKET)).otherwise(f.lit(OPEN_BUCKET))
-    found = found.select("hour_us", "entity", where.alias("bucket"), "us")
+    found = found.select("hour_us", "entity", where.cast("smallint").alias("bucket"), "us")
     groups = found.groupBy("hour_us", "entity", "bucket")
-    return shaped(groups.agg(f.count(f.lit(1)).alias("count"), f.max("us").alias("max_us")), "waits")
+    return groups.agg(f.count(f.lit(1)).alias("count"), f.max("us").alias("max_us"))
+
+
+def _bucket(duration: Column) -> Column:
+    """`tables.bucket_of`, of a duration that is not null."""
+    from pyspark.sql import functions as f
+
+    return f.floor(f.log(f.greatest(duration, f.lit(1)).cast("double")) / math.log(GROWTH))
 
 
 def _is(stage: Stage, operation: OperationKind) -> Column:
