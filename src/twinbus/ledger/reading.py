@@ -55,7 +55,7 @@ def survey(store: Store, since: str | None = None, until: str | None = None) -> 
         LedgerChanged: A file was compacted away meanwhile.
     """
     if not store.exists():
-        raise LedgerNotFound("there is no ledger at this place")
+        raise LedgerNotFound(f"there is no ledger at {store.place}")
     found = Survey()
     for folder in store.folders():
         day = layout.day_of(folder)
@@ -123,6 +123,9 @@ class LedgerFile:
             found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
             if at >= 0 and found != SCHEMA.field(at).type:
                 raise NotALedgerFile(f"column {column.name} is {found}, not {SCHEMA.field(at).type}")
+        for wanted in SCHEMA:
+            if not wanted.nullable and wanted.name not in self._parquet.schema_arrow.names:
+                raise NotALedgerFile(f"column {wanted.name} is missing")
 
     def __enter__(self) -> LedgerFile:
         return self
@@ -158,7 +161,10 @@ class LedgerFile:
         schema = self._parquet.schema_arrow
         there = [name for name in columns or SCHEMA.names if name in schema.names]
         wanted = pa.schema(
-            [schema.field(name) if name in there else SCHEMA.field(name) for name in columns or SCHEMA.names]
+            [
+                SCHEMA.field(name).with_type(schema.field(name).type) if name in there else SCHEMA.field(name)
+                for name in columns or SCHEMA.names
+            ]
         )
         for number in range(self._parquet.num_row_groups):
             if within is not None and not self._touches(number, *within):
@@ -167,12 +173,14 @@ class LedgerFile:
                 table = self._parquet.read_row_group(number, columns=there)
             except (OSError, ValueError, pa.ArrowException) as error:
                 raise NotALedgerFile(f"corrupt: {reason_of(error)}") from error
+            for name in there:
+                if table[name].null_count and not SCHEMA.field(name).nullable:
+                    raise NotALedgerFile(f"column {name} has no value in some rows")
             arrays = [
                 table[column.name] if column.name in there else pa.nulls(table.num_rows, column.type)
                 for column in wanted
             ]
             yield pa.Table.from_arrays(arrays, schema=wanted)
-
 
     def _touches(self, row_group: int, first_us: int, last_us: int) -> bool:
         group = self._parquet.metadata.row_group(row_group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +15,10 @@ from .files import LedgerView, spark_path
 from .overlaps import Interval
 from .results import ROLLUPS as FOLDER
 from .results import DayResults, Results
-from .rollup_tasks import FOUND, Made, blocks_of, rolling
+from .rollup_tasks import Made, blocks_of, rolling
 from .rollups import ROLLUPS
 from .tables import HOUR_US, ROLLUP_SCHEMAS
+from .tasks import run
 from .waits import COLUMNS as WAITS_COLUMNS
 from .waits import plan, waits
 
@@ -50,13 +50,8 @@ class Making:
             for block in blocks_of(day, self._view.days[day], times, before[day].rollups if day in before else {})
         ]
         made: defaultdict[str, list[Made]] = defaultdict(list)
-        if blocks:
-            tasks = rolling(self._view.store, self._results, folder, blocks)
-            # What they are told travels with the function, not in the plan, which everybody can read.
-            found = self._spark.range(0, len(blocks), 1, len(blocks)).mapInArrow(tasks, FOUND)
-            for row in found.collect():
-                one = Made(**json.loads(row.found))
-                made[one.day].append(one)
+        for one in run(self._spark, rolling(self._view.store, self._results, folder, blocks), len(blocks)):
+            made[one["day"]].append(Made(**one))
         return {day: self._day(day, folder, before.get(day), made.get(day)) for day in hours}
 
     def make_waits(self, days: Mapping[str, DayResults]) -> dict[str, DayResults]:

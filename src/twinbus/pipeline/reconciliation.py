@@ -19,10 +19,11 @@ from .changes import changed_hours
 from .files import DayFiles, LedgerView, facts_of
 from .judging import Counts, Rules
 from .places import DayPlaces, Places
-from .reconciliation_tasks import FOUND, KEYS, Kept, Made, Tasks, judging, number_of, sorting
+from .reconciliation_tasks import KEYS, Kept, Made, judging, number_of, sorting
 from .results import RECONCILIATION, Results
 from .slices import slices_of
 from .summary import NAMESPACE, RECEIVERS, EntityVerdict, Summary
+from .tasks import run
 from .verdict import WORDS
 
 if TYPE_CHECKING:
@@ -142,8 +143,7 @@ class _Run:
         folder = f"{self._folder}/days"
         slices = [one for name in names for one in slices_of(name, self._view.days[name])]
         made: defaultdict[str, list[Made]] = defaultdict(list)
-        tasks = sorting(self._view.store, self._results, folder, slices)
-        for found in self._run(tasks, len(slices)):
+        for found in run(self._spark, sorting(self._view.store, self._results, folder, slices), len(slices)):
             one = Made.from_json(found)
             made[one.day].append(one)
         for name in names:
@@ -168,16 +168,8 @@ class _Run:
             Rules(places.reported, **self._rules),
         )
         ranges = -(-places.rows // KEYS)
-        found = self._run(judging(kept, f"{self._folder}/anomalies", ranges), ranges)
+        found = run(self._spark, judging(kept, f"{self._folder}/anomalies", ranges), ranges)
         return Counts.of(found), [one["anomalies"] for one in found if one["anomalies"]]
-
-    def _run(self, tasks: Tasks, number: int) -> list[dict[str, Any]]:
-        """Have Spark run so many tasks, each of which is given its number; what they found."""
-        if not number:
-            return []
-        # What they are told travels with the function, not in the plan, which everybody can read.
-        found = self._spark.range(0, number, 1, number).mapInArrow(tasks, FOUND)
-        return [json.loads(row.found) for row in found.collect()]
 
     def _summary(self, places: Places, counts: Counts) -> Summary:
         settled, arrived = places.settled(), places.arrived()

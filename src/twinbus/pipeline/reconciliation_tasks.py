@@ -1,23 +1,17 @@
-"""What Spark's tasks of a reconciliation do: sort out slices of the ledger, then judge messages by ranges of keys.
-
-They read and write files themselves, with Arrow: rows never go through Java, which would take many times as long
-(docs/decisions/014). A task that is repeated writes files of other names, and only names that were handed over count.
-"""
+"""What tasks of a reconciliation do: sort out slices of the ledger, then judge messages by ranges of keys."""
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from io import BytesIO
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from twinbus.ledger.layout import DAY_US, end_of_day_us
 from twinbus.ledger.reading import LedgerFile
-from twinbus.ledger.schema import pa, pq
+from twinbus.ledger.schema import pa, pc, pq
 from twinbus.ledger.store import Store
 
 from .codes import Array
@@ -28,17 +22,16 @@ from .places import DayPlaces
 from .results import Results
 from .settling import sort_out
 from .slices import Slice
+from .tasks import Task, write_table
 
 #: So many keys are compared at a time.
 KEYS = 1_000_000
-#: What comes of all tasks: a JSON object for each slice or range.
-FOUND = "found string"
-
 _ROW_GROUP = 65_536
 _REPEATING = ["destination", "subscription", "sends", "moves", "scheduled", "stage", "operation", "outcome", "day"]
 _LEAST, _KEYS = -(2**63), 2**64
 
-Tasks = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+#: Reads some columns of a row group.
+Read = Callable[[Sequence[str]], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +51,9 @@ class Made:
         return cls(given["day"], given["files"], DayPlaces.from_json(given["places"]))
 
 
-def sorting(ledger: Store, results: Results, folder: str, slices: Sequence[Slice]) -> Tasks:
-    """The function for `mapInArrow` that sorts out slices: each row that it is given is the number of one."""
-
-    def sort(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in _numbers(numbers):
-            yield _found(sort_slice(ledger, results, folder, slices[number]).to_json())
-
-    return sort
+def sorting(ledger: Store, results: Results, folder: str, slices: Sequence[Slice]) -> Task:
+    """The task that sorts out a slice, by its number, as `Made` in JSON's types."""
+    return lambda number: sort_slice(ledger, results, folder, slices[number]).to_json()
 
 
 def sort_slice(ledger: Store, results: Results, folder: str, one: Slice) -> Made:
@@ -86,16 +74,10 @@ def sort_slice(ledger: Store, results: Results, folder: str, one: Slice) -> Made
     return Made(one.day, files, places)
 
 
-def _write(results: Results, start: str, parts: Sequence[pa.Table]) -> str:
-    path, file = f"{start}-{uuid.uuid4().hex}.parquet", BytesIO()
+def _write(results: Results, folder: str, parts: Sequence[pa.Table]) -> str:
+    """Write what is kept: quickly, and so that a range of keys is found in it."""
     repeating = [name for name in _REPEATING if name in parts[0].schema.names]
-    with pq.ParquetWriter(
-        file, parts[0].schema, compression="zstd", compression_level=1, use_dictionary=repeating, store_schema=False
-    ) as writer:
-        for table in parts:
-            writer.write_table(table, _ROW_GROUP)
-    results.write_bytes(path, file.getbuffer())
-    return path
+    return write_table(results, folder, parts, rows=_ROW_GROUP, compression_level=1, use_dictionary=repeating)
 
 
 def number_of(day: str) -> int:
@@ -118,28 +100,31 @@ class Kept:
     rules: Rules
 
 
-def judging(kept: Kept, folder: str, ranges: int) -> Tasks:
-    """The function for `mapInArrow` that judges messages: each row that it is given is the number of a key range."""
+def judging(kept: Kept, folder: str, ranges: int) -> Task:
+    """The task that judges the messages of a range of keys, by its number."""
 
-    def judge_ranges(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in _numbers(numbers):
-            bounds = _LEAST + _KEYS * number // ranges, _LEAST + _KEYS * (number + 1) // ranges - 1
-            yield _found(judge_range(kept, folder, *bounds))
+    def judge_one(number: int) -> dict[str, Any]:
+        return judge_range(kept, folder, _LEAST + _KEYS * number // ranges, _LEAST + _KEYS * (number + 1) // ranges - 1)
 
-    return judge_ranges
+    return judge_one
 
 
 def judge_range(kept: Kept, folder: str, least: int, most: int) -> dict[str, Any]:
     """Judge the messages with keys from `least` to `most`: `Counts`, and the file of `anomalies`, if there are any."""
     several = _keys_of_several(kept, least, most)
-    events = _rows(kept, OPEN, least, most, EVENTS)
-    received = _rows(kept, RECEIVED, least, most, SETTLED, lambda table: _has_key(table, several))
+    events = _rows(kept, OPEN, EVENTS, least, most, lambda keys, read: np.ones(len(keys), bool))
+    received = _rows(kept, RECEIVED, SETTLED, least, most, lambda keys, read: np.isin(keys, several))
     accepted = _rows(
-        kept, ACCEPTED, least, most, SETTLED, lambda table: _has_key(table, several) | _is_in(table, kept.doubtful)
+        kept,
+        ACCEPTED,
+        SETTLED,
+        least,
+        most,
+        lambda keys, read: np.isin(keys, several) | _is_in(read(["day", "destination"]), kept.doubtful),
     )
     counts, anomalies = judge(events, pa.concat_tables([received, accepted]), kept.rules)
     counts.accepted = by_destination(accepted.filter(pa.array(~_is_in(accepted, kept.doubtful))))
-    file = _write(kept.results, f"{folder}/part", [anomalies]) if len(anomalies) else None
+    file = write_table(kept.results, folder, [anomalies]) if len(anomalies) else None
     return {**counts.to_json(), "anomalies": file}
 
 
@@ -151,12 +136,11 @@ def _keys_of_several(kept: Kept, least: int, most: int) -> Array:
     keys, slices, settled = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, bool)]
     for number, files in enumerate(kept.slices):
         for kind, path in files.items():
-            for table in _row_groups(kept.results, path, ["message_key"], least, most):
-                found = table["message_key"].to_numpy()
-                found = found[(least <= found) & (found <= most)]
-                keys.append(found)
-                slices.append(np.full(len(found), number))
-                settled.append(np.full(len(found), kind != OPEN))
+            for found, _ in _row_groups(kept.results, path, least, most):
+                chosen = found[(least <= found) & (found <= most)]
+                keys.append(chosen)
+                slices.append(np.full(len(chosen), number))
+                settled.append(np.full(len(chosen), kind != OPEN))
     return of_several(*(np.concatenate(one) for one in (keys, slices, settled)))
 
 
@@ -173,52 +157,37 @@ def of_several(keys: Array, slices: Array, is_settled: Array) -> Array:
 
 
 def _rows(
-    kept: Kept,
-    kind: str,
-    least: int,
-    most: int,
-    schema: pa.Schema,
-    is_wanted: Callable[[pa.Table], Array] | None = None,
+    kept: Kept, kind: str, schema: pa.Schema, least: int, most: int, is_wanted: Callable[[Array, Read], Array]
 ) -> pa.Table:
     """The rows of all slices of one kind with keys from `least` to `most`, of these those that are wanted."""
-    found = [plain(schema).empty_table()]
+    schema = plain(schema)
+    found = [schema.empty_table()]
     for files in kept.slices:
         if kind in files:
-            for table in _row_groups(kept.results, files[kind], schema.names, least, most):
-                keys = table["message_key"].to_numpy()
-                is_here = (least <= keys) & (keys <= most)
-                rows = np.flatnonzero(is_here if is_wanted is None else is_here & is_wanted(table))
-                found.append(table.take(pa.array(rows)).cast(plain(schema)))
+            for keys, read in _row_groups(kept.results, files[kind], least, most):
+                rows = np.flatnonzero((least <= keys) & (keys <= most) & is_wanted(keys, read))
+                if len(rows):
+                    found.append(read(schema.names).take(pa.array(rows)).cast(schema))
     return pa.concat_tables(found)
 
 
-def _has_key(table: pa.Table, keys: Array) -> Array:
-    return np.isin(table["message_key"].to_numpy(), keys)
-
-
-def _is_in(table: pa.Table, doubtful: Set[tuple[int, str]]) -> Array:
+def _is_in(rows: pa.Table, doubtful: Set[tuple[int, str]]) -> Array:
     """Whether the day and the destination of a row are among these."""
-    if not doubtful:
-        return np.zeros(len(table), bool)
-    rows = zip(table["day"].to_pylist(), table["destination"].to_pylist(), strict=True)
-    return np.fromiter((row in doubtful for row in rows), bool, len(table))
+    found = np.zeros(len(rows), bool)
+    for day in {day for day, _ in doubtful}:
+        names = pa.array([name for one, name in doubtful if one == day], pa.string())
+        is_there = pc.and_(pc.equal(rows["day"], day), pc.is_in(rows["destination"], names))
+        found |= is_there.to_numpy()
+    return found
 
 
-def _row_groups(results: Results, path: str, columns: Sequence[str], least: int, most: int) -> Iterator[pa.Table]:
-    """The row groups of a file that may have keys from `least` to `most`."""
+def _row_groups(results: Results, path: str, least: int, most: int) -> Iterator[tuple[Array, Read]]:
+    """The keys of each row group that may have some from `least` to `most`, and what reads its other columns."""
     with results.open_file(path) as opened:
         file = pq.ParquetFile(opened)
         at = file.schema_arrow.get_field_index("message_key")
         for number in range(file.num_row_groups):
             known = file.metadata.row_group(number).column(at).statistics
             if known.min <= most and least <= known.max:
-                yield file.read_row_group(number, columns=columns)
-
-
-def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
-    for batch in batches:
-        yield from batch.column(0).to_pylist()
-
-
-def _found(what: Mapping[str, Any]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"found": [json.dumps(what, ensure_ascii=False)]})
+                read = partial(file.read_row_group, number)
+                yield read(["message_key"])["message_key"].to_numpy(), read

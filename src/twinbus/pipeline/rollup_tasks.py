@@ -1,16 +1,12 @@
-"""What Spark's tasks do for rollups: read some hours of a day, sum them up, and write them beside the hours that stay.
+"""What a task does for rollups: read some hours of a day, sum them up, and write them beside the hours that stay.
 
-As in reconciliation, tasks read and write with Arrow, and only names of files that were handed over count. A task holds
-one row group at a time, and what may be there twice of one slice.
+It holds one row group at a time, and of one slice what may be there twice.
 """
 
 from __future__ import annotations
 
-import json
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from io import BytesIO
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +14,7 @@ import numpy as np
 from twinbus.ledger.layout import DAY_US, end_of_day_us
 from twinbus.ledger.reading import LedgerFile
 from twinbus.ledger.recorder import Stage
-from twinbus.ledger.schema import pa, pc, pq
+from twinbus.ledger.schema import pa, pc
 from twinbus.ledger.store import Store
 
 from .codes import Array
@@ -29,11 +25,7 @@ from .results import Results
 from .rollups import ENCODED, ROLLUPS, Rolling, columns_of
 from .slices import MOST_ROWS, cuts
 from .tables import HOUR_US, ROLLUP_SCHEMAS
-
-#: What comes of the tasks: a JSON object for each block.
-FOUND = "found string"
-
-Tasks = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+from .tasks import Task, write_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +103,9 @@ def _common(one: Interval, other: Interval) -> Interval | None:
 
 def rolling(
     ledger: Store, results: Results, folder: str, blocks: Sequence[Block], rollups: Sequence[str] = ROLLUPS
-) -> Tasks:
-    """The function for `mapInArrow` that makes rollups: each row that it is given is the number of a block."""
-
-    def roll(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                made = roll_up(ledger, results, folder, blocks[number], rollups)
-                yield pa.RecordBatch.from_pydict({"found": [json.dumps(asdict(made))]})
-
-    return roll
+) -> Task:
+    """The task that makes the rollups of a block, by its number, as `Made` in JSON's types."""
+    return lambda number: asdict(roll_up(ledger, results, folder, blocks[number], rollups))
 
 
 def roll_up(ledger: Store, results: Results, folder: str, block: Block, rollups: Sequence[str] = ROLLUPS) -> Made:
@@ -137,7 +122,7 @@ def roll_up(ledger: Store, results: Results, folder: str, block: Block, rollups:
             is_kept = _is_in(time, [block.times]) & ~_is_in(time, block.anew)
             rolled.keep(name, made.filter(pa.array(is_kept)))
     tables = {name: table for name, table in rolled.tables().items() if len(table)}
-    files = {name: _write(results, f"{folder}/{name}/day={block.day}", table) for name, table in tables.items()}
+    files = {name: write_table(results, f"{folder}/{name}/day={block.day}", [table]) for name, table in tables.items()}
     usage = tables.get("usage", ROLLUP_SCHEMAS["usage"].empty_table())
     gaps = usage.filter(pc.equal(usage["stage"], int(Stage.LEDGER)))
     return Made(block.day, files, pc.sum(usage["rows"]).as_py() or 0, pc.sum(gaps["count"]).as_py() or 0)
@@ -167,10 +152,3 @@ def _is_in(us: Array, times: Sequence[Interval]) -> Array:
     for one in times:
         found |= (one.first <= us) & (us <= one.last)
     return found
-
-
-def _write(results: Results, folder: str, table: pa.Table) -> str:
-    path, file = f"{folder}/{uuid.uuid4().hex}.parquet", BytesIO()
-    pq.write_table(table, file, compression="zstd")
-    results.write_bytes(path, file.getbuffer())
-    return path

@@ -148,26 +148,33 @@ def _usage(rows: _Rows) -> pa.Table:
     """What is billed, by the hour."""
     (pairings, pairing), (clients, client) = rows.encoded("pairing"), rows.encoded("client")
     hour, namespace, size = rows.begin_of(HOUR_US), rows["namespace"], rows["bytes"]
-    groups = _Groups([hour, pairing, client, namespace, rows.entity, *_codes(rows)])
+    codes = {name: rows[name] for name in ("operation", "stage", "outcome")}
     is_transferred = _IS_CARRIED[rows.code] & (namespace == int(NamespaceRole.SECONDARY))
-    sums = groups.summed(
-        {
+    groups = _Groups(
+        [
+            (hour, DAY_US // HOUR_US),
+            (pairing, len(pairings)),
+            (client, len(clients)),
+            (rows.entity, len(rows.entities)),
+            *((one.view(np.uint8), 256) for one in (namespace, *codes.values())),
+        ],
+        sums={
             "count": rows["count"],
             "units": _units(rows, size),
             "bytes": size,
             "transferred": np.where(is_transferred, size, 0),
-        }
+        },
     )
     return _table(
         "usage",
-        hour_us=hour[groups.first] * HOUR_US + rows.day_us,
-        pairing=_taken(pairings, pairing[groups.first]),
-        client=_taken(clients, client[groups.first]),
-        namespace=namespace[groups.first],
-        entity=_taken(rows.entities, rows.entity[groups.first]),
-        **{name: rows[name][groups.first] for name in ("operation", "stage", "outcome")},
+        hour_us=groups.of(hour) * HOUR_US + rows.day_us,
+        pairing=_taken(pairings, groups.of(pairing)),
+        client=_taken(clients, groups.of(client)),
+        namespace=groups.of(namespace),
+        entity=_taken(rows.entities, groups.of(rows.entity)),
+        **{name: groups.of(one) for name, one in codes.items()},
         rows=groups.sizes,
-        **sums,
+        **{name: groups[name, "sum"] for name in ("count", "units", "bytes", "transferred")},
     )
 
 
@@ -187,16 +194,25 @@ def _latency(rows: _Rows) -> pa.Table:
     stage, operation = rows["stage"][chosen], rows["operation"][chosen]
     us = us[chosen]
     bucket = buckets_of(us)
-    groups = _Groups([hour, entity, stage, operation, bucket])
+    groups = _Groups(
+        [
+            (hour, DAY_US // HOUR_US),
+            (entity, len(rows.entities)),
+            (stage.view(np.uint8), 256),
+            (operation.view(np.uint8), 256),
+            (bucket, len(_first_durations())),
+        ],
+        greatest={"us": us},
+    )
     return _table(
         "latency",
-        hour_us=hour[groups.first] * HOUR_US + rows.day_us,
-        entity=_taken(rows.entities, entity[groups.first]),
-        stage=stage[groups.first],
-        operation=operation[groups.first],
-        bucket=bucket[groups.first],
+        hour_us=groups.of(hour) * HOUR_US + rows.day_us,
+        entity=_taken(rows.entities, groups.of(entity)),
+        stage=groups.of(stage),
+        operation=groups.of(operation),
+        bucket=groups.of(bucket),
         count=groups.sizes,
-        max_us=groups.summed({"us": us}, "max")["us"],
+        max_us=groups["us", "max"],
     )
 
 
@@ -222,22 +238,21 @@ def _activity(rows: _Rows) -> pa.Table:
     is_expired = np.array([*(one == EXPIRED for one in errors), False])[error[chosen]]
     kind = np.where(is_expired & (kind[chosen] == Happening.POISON), np.int8(Happening.EXPIRED), kind[chosen])
     pairings, pairing = rows.encoded("pairing")
-    minute, entity, pairing, us = (
-        rows.begin_of(MINUTE_US)[chosen],
-        rows.entity[chosen],
-        pairing[chosen],
-        rows.us[chosen],
+    minute, entity, pairing, us = (one[chosen] for one in (rows.begin_of(MINUTE_US), rows.entity, pairing, rows.us))
+    groups = _Groups(
+        [(minute, DAY_US // MINUTE_US), (pairing, len(pairings)), (entity, len(rows.entities)), (kind, 128)],
+        least={"us": us},
+        greatest={"us": us},
     )
-    groups = _Groups([minute, pairing, entity, kind])
     return _table(
         "activity",
-        minute_us=minute[groups.first] * MINUTE_US + rows.day_us,
-        pairing=_taken(pairings, pairing[groups.first]),
-        entity=_taken(rows.entities, entity[groups.first]),
-        kind=kind[groups.first],
+        minute_us=groups.of(minute) * MINUTE_US + rows.day_us,
+        pairing=_taken(pairings, groups.of(pairing)),
+        entity=_taken(rows.entities, groups.of(entity)),
+        kind=groups.of(kind),
         count=groups.sizes,
-        first_us=groups.summed({"us": us}, "min")["us"],
-        last_us=groups.summed({"us": us}, "max")["us"],
+        first_us=groups["us", "min"],
+        last_us=groups["us", "max"],
     )
 
 
@@ -245,47 +260,56 @@ _MADE = {"usage": _usage, "latency": _latency, "activity": _activity}
 
 
 class _Groups:
-    """Rows that have the same in all of some columns of whole numbers."""
+    """Rows that have the same in all of some columns, and their sums and extremes."""
 
-    def __init__(self, columns: Sequence[Array]) -> None:
-        self._number = _joined(columns)
-        row = np.arange(len(self._number))
-        found = self._aggregate({"row": row}, ["min"], counts=True)
-        #: A row of each group, and how many it has.
-        self.first: Array = found["row_min"].to_numpy()
-        self.sizes: Array = found["count_all"].to_numpy()
-        self._order = found["number"]
-
-    def summed(self, values: Mapping[str, Array], how: str = "sum") -> dict[str, Array]:
-        """Sums, or extremes, of each group."""
-        found = self._aggregate(values, [how])
-        return {name: found[f"{name}_{how}"].to_numpy() for name in values}
-
-    def _aggregate(self, values: Mapping[str, Array], hows: Sequence[str], *, counts: bool = False) -> pa.Table:
-        wanted: list[Any] = [(name, how) for name in values for how in hows]
-        table = pa.table({"number": self._number, **values})
-        # Groups come in the order of their first rows, so all sums of the same rows have the same order.
-        return table.group_by("number", use_threads=False).aggregate(
-            [*wanted, *([([], "count_all")] if counts else [])]
+    def __init__(
+        self,
+        columns: Sequence[tuple[Array, int]],
+        *,
+        sums: Mapping[str, Array] | None = None,
+        least: Mapping[str, Array] | None = None,
+        greatest: Mapping[str, Array] | None = None,
+    ) -> None:
+        """Columns have whole numbers from 0 on, below the number that is beside them."""
+        rows = pa.table(
+            {
+                "group": _joined(columns),
+                "row": np.arange(len(columns[0][0])),
+                **(sums or {}),
+                **(least or {}),
+                **(greatest or {}),
+            }
         )
+        wanted = [
+            *((name, how) for how, names in (("sum", sums), ("min", least), ("max", greatest)) for name in names or ()),
+            ("row", "min"),
+            ([], "count_all"),
+        ]
+        self._found = rows.group_by("group", use_threads=False).aggregate(wanted)
+        self._first = self["row", "min"]
+        self.sizes: Array = self._found["count_all"].to_numpy()
+
+    def __getitem__(self, wanted: tuple[str, str]) -> Array:
+        """A column, put together as it was asked for."""
+        found: Array = self._found["_".join(wanted)].to_numpy()
+        return found
+
+    def of(self, column: Array) -> Array:
+        """What all rows of a group have."""
+        return column[self._first]
 
 
-def _joined(columns: Sequence[Array]) -> Array:
+def _joined(columns: Sequence[tuple[Array, int]]) -> Array:
     """One number for each row; the same for rows that have the same in all columns."""
-    found, size = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        least = int(column.min(initial=0))
-        width = int(column.max(initial=0)) - least + 1
+    found, size = np.zeros(len(columns[0][0]), np.int64), 1
+    for column, width in columns:
         if size * width >= 2**62:
             names, found = np.unique(found, return_inverse=True)
             size = len(names)
-        found = found * width + (column.astype(np.int64) - least)
+        found *= width
+        found += column
         size *= width
     return found
-
-
-def _codes(rows: _Rows) -> list[Array]:
-    return [rows[name] for name in ("operation", "stage", "outcome")]
 
 
 def _taken(texts: Sequence[str], numbers: Array) -> pa.Array:
