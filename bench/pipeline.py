@@ -22,6 +22,7 @@ from typing import Any
 
 import duckdb
 import polars as pl
+from bench.cores import seconds_of_cores, with_children
 from bench.ledger_shape import Shape
 from bench.ledgers import generate
 from rich.console import Console
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from twinbus.ledger.schema import pa
 from twinbus.pipeline.billing import Bill, Contract, bill
+from twinbus.pipeline.changes import changed_hours
 from twinbus.pipeline.cost import Period, cost_of, period_of, usages
 from twinbus.pipeline.files import survey
 from twinbus.pipeline.ingest import ingest
@@ -36,15 +38,15 @@ from twinbus.pipeline.latency import percentiles
 from twinbus.pipeline.outages import outages_of
 from twinbus.pipeline.prices import load_prices
 from twinbus.pipeline.results import Results, Snapshot
-from twinbus.pipeline.rollups import COLUMNS, usage
+from twinbus.pipeline.rollup_tasks import blocks_of, rolling
 from twinbus.pipeline.session import spark_session
 from twinbus.pipeline.tables import ACTIVITY, LATENCY, USAGE, WAITS
+from twinbus.pipeline.tasks import run
 
 ROWS = int(os.environ.get("ROWS") or (100e6 if os.environ.get("BIG") else 2e6 if os.environ.get("QUICK") else 20e6))
 MEMORY = os.environ.get("MEMORY", "2g")
 ROUNDS = 3
 WEEKS = 10
-TICKS = os.sysconf("SC_CLK_TCK")
 CORES = os.cpu_count() or 1
 FOLDER = Path("build/bench-pipeline")
 
@@ -81,13 +83,13 @@ class Stopwatch:
         return found
 
     def _cores(self) -> float:
-        fields = Path(f"/proc/{self.java}/stat").read_text().rpartition(")")[2].split() if self.java else [0] * 13
-        return sum(os.times()[:2]) + (int(fields[11]) + int(fields[12])) / TICKS
+        return sum(os.times()[:2]) + (seconds_of_cores(self.java) if self.java else 0.0)
 
-    def peak_mb(self) -> float:
-        """The most memory that Java has had so far."""
-        lines = Path(f"/proc/{self.java}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+    def peak_mb(self) -> tuple[int, int]:
+        """The most memory that Java has had so far, and the most that one of its Python workers has had."""
+        assert self.java is not None
+        java, *workers = (_peak_mb(one) for one in with_children(self.java))
+        return java, max(workers, default=0)
 
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
@@ -97,6 +99,11 @@ class Stopwatch:
 
     def core_ratio(self, name: str, other: str) -> float:
         return round(statistics.median(self.cores[name]) / statistics.median(self.cores[other]), 2)
+
+
+def _peak_mb(process: int) -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0) // 1024
 
 
 def ledgers() -> dict[str, Path]:
@@ -118,9 +125,11 @@ def ledgers() -> dict[str, Path]:
 
 
 def cost_with_spark(spark: Any, ledger: Path) -> Bill:
-    frame = usage(survey(ledger).rows(spark, COLUMNS))
-    table = frame.toArrow() if hasattr(frame, "toArrow") else pa.Table.from_pandas(frame.toPandas())
-    return billed(table)
+    view, results = survey(ledger), Results.open(FOLDER / "cost-results")
+    shutil.rmtree(FOLDER / "cost-results", ignore_errors=True)
+    blocks = [one for day, files in view.days.items() for one in blocks_of(day, files, changed_hours(None, files), {})]
+    made = run(spark, rolling(view.store, results, "cost", blocks, ["usage"]), len(blocks))
+    return billed(results.table([one["files"]["usage"] for one in made if one["files"]], USAGE))
 
 
 def cost_with_duckdb(duck: duckdb.DuckDBPyConnection, ledger: Path, *, is_unique: bool = True) -> Bill:
@@ -184,7 +193,7 @@ def measure(watch: Stopwatch) -> dict[str, Any]:
         shutil.rmtree(FOLDER / f"{name}-results", ignore_errors=True)
     found: dict[str, Any] = {}
     snapshots = {"week": ingest(spark, places["week"], stores["week"]).snapshot}  # warms up
-    found["peak_memory_mb_of_a_tenth"] = round(watch.peak_mb())
+    found["peak_memory_mb_of_a_tenth"], found["peak_memory_mb_of_a_worker_of_a_tenth"] = watch.peak_mb()
     for name in ("history", "repeats"):
         snapshots[name] = watch.take(
             f"ingest, {name}", lambda name=name: ingest(spark, places[name], stores[name]).snapshot
@@ -195,7 +204,8 @@ def measure(watch: Stopwatch) -> dict[str, Any]:
     found["ingest_rows_a_second_with_repeats"] = round(rows["repeats"] / watch.median("ingest, repeats"))
     found |= costs(watch, spark, places)
     found |= reports(watch, stores, snapshots)
-    found["peak_memory_mb"], found["memory_setting"] = round(watch.peak_mb()), MEMORY
+    found["peak_memory_mb"], found["peak_memory_mb_of_a_worker"] = watch.peak_mb()
+    found["memory_setting"] = MEMORY
     found["rows"] = rows["history"]
     spark.stop()
     return found

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+from bench.cores import seconds_of_cores
 from bench.ledger_shape import Expected, Shape
 from bench.ledgers import generate
 from rich.console import Console
@@ -35,7 +36,6 @@ from twinbus.pipeline.session import spark_session
 
 QUICK = bool(os.environ.get("QUICK"))
 WORDS = ("attempted", "acknowledged", "ok", "lost", "unexpected", "duplicated", "recovered", "in_flight")
-TICKS = os.sysconf("SC_CLK_TCK")
 
 MESSAGES = """
 create or replace temp table messages as
@@ -101,9 +101,8 @@ class Bench:
         self.spark.stop()
 
     def _cores(self) -> float:
-        """Seconds of all cores that this process and Java have used."""
-        fields = Path(f"/proc/{self._java}/stat").read_text().rpartition(")")[2].split()
-        return sum(os.times()[:2]) + (int(fields[11]) + int(fields[12])) / TICKS
+        """Seconds of all cores that this process, Java and Python's workers have used."""
+        return sum(os.times()[:2]) + seconds_of_cores(self._java)
 
     def measure(self, runs: Runs, work: Callable[[], Any], *, counts: bool) -> Any:
         started, cores = time.perf_counter(), self._cores()

@@ -26,7 +26,7 @@ class Percentiles:
     p99_us: int
     max_us: int
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "stage": self.stage.name.lower(), "operation": self.operation.name.lower()}
 
 

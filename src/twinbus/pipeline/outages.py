@@ -66,7 +66,7 @@ class Outage:
     backlog_seconds_p99: float | None
     backlog_seconds_max: float | None
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 

@@ -1,7 +1,7 @@
 """Tasks of the pipeline that Spark runs: each is given a number, says what it found, and Spark tries again if it fails.
 
 Tasks read and write files themselves, with Arrow: rows never go through Java, which would take many times as long
-(docs/decisions/014). A task that is repeated writes files of other names, and only names that it has told count.
+(docs/decisions/015). A task that is repeated writes files of other names, and only names that it has told count.
 """
 
 from __future__ import annotations
