@@ -43,6 +43,8 @@ CODES = {
         "GET": 14,
         "LIST": 15,
         "DROPPED": 16,
+        "GET_STATE": 17,
+        "SET_STATE": 18,
     },
     Stage: {
         "DIRECT": 1,

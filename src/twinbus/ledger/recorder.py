@@ -48,6 +48,9 @@ class OperationKind(IntEnum):
     LIST = 15
     #: No operation: `count` rows of the pairing and client never got into the ledger; `error` says why.
     DROPPED = 16
+    #: The state of a session, read and written.
+    GET_STATE = 17
+    SET_STATE = 18
 
 
 @unique

@@ -27,7 +27,7 @@ DEFAULT_WAIT = 60.0
 
 
 class RecordedSession(ServiceBusSession):
-    """The SDK's session of a receiver that records: to renew its lock is billed, whoever does it."""
+    """The SDK's session of a receiver that records: what it asks for is billed, whoever does it."""
 
     _receiver: RecordedReceiver
 
@@ -35,6 +35,22 @@ class RecordedSession(ServiceBusSession):
         """As the SDK's."""
         with self._receiver._noted(OperationKind.RENEW):
             return await super().renew_lock(timeout=timeout, **kwargs)
+
+    async def get_state(self, *, timeout: float | None = None, **kwargs: Any) -> bytes:  # noqa: ASYNC109
+        """As the SDK's."""
+        with self._receiver._noted(OperationKind.GET_STATE):
+            return await super().get_state(timeout=timeout, **kwargs)
+
+    async def set_state(
+        self,
+        state: str | bytes | bytearray | None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        **kwargs: Any,
+    ) -> None:
+        """As the SDK's."""
+        with self._receiver._noted(OperationKind.SET_STATE):
+            await super().set_state(state, timeout=timeout, **kwargs)
 
 
 class RecordedReceiver(ServiceBusReceiver):
