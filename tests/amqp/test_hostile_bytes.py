@@ -29,6 +29,8 @@ from twinbus.amqp.sections import (
 )
 from twinbus.amqp.types import DecodeError, Described, ULong
 
+pytestmark = pytest.mark.slow
+
 FRAME_SIZE = 65536
 
 

@@ -78,6 +78,20 @@ def test_a_terminus_outcome_or_error_comes_back_inside_a_frame(kind: Kind, data:
     assert kind.make in map(type, decoded)
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        amqp.TransactionalState(b"txn", amqp.Modified(True)),
+        amqp.TransactionalState(b"txn"),
+        amqp.Declared(b"txn"),
+        amqp.Discharge(b"txn", True),
+        amqp.Declare(),
+    ],
+)
+def test_what_a_transaction_is_made_of_comes_back(state: Any) -> None:
+    assert decode_performative(encoded(amqp.Disposition(True, 0, state=state)), 0)[0].state == state
+
+
 def test_a_transaction_coordinator_comes_back() -> None:
     body = amqp.Attach("controller", 0, False, target=amqp.Coordinator(Symbol("amqp:local-transactions")))
     assert decode_performative(encoded(body), 0)[0] == body
@@ -290,9 +304,9 @@ def test_performatives_nested_too_deep_are_refused() -> None:
 
 
 def test_other_described_values_inside_a_frame_stay_as_they_are() -> None:
-    state = Described(ULong(0x34), [b"transaction"])
+    state = Described(ULong(0x39), [b"unheard of"])
     raw = encoded(amqp.Disposition(True, 0, state=state))
-    assert same(decode_performative(raw, 0)[0].state, Described(0x34, [b"transaction"]))
+    assert same(decode_performative(raw, 0)[0].state, Described(0x39, [b"unheard of"]))
     assert as_performative(state) is state
     assert as_performative("text") == "text"
 

@@ -16,7 +16,7 @@ from twinbus.broker.security import ROOT_POLICY
 
 MAX_FRAME = 65536
 WINDOW = 0x7FFFFFFF
-PATIENCE = 20.0  # seconds for something that should come at once
+PATIENCE = 60.0  # seconds for something that should come at once
 _P = TypeVar("_P")
 _NUMBERS = itertools.count(1)
 

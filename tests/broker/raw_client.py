@@ -26,7 +26,7 @@ from twinbus.broker.security import ConnectionString, sign
 
 MAX_FRAME = 65536
 WINDOW = 0x7FFFFFFF
-STEP_SECONDS = 20.0  # no answer for this long is a failure
+STEP_SECONDS = 60.0  # no answer for this long is a failure
 SESSION_FILTER = "com.microsoft:session-filter"
 NEXT_SESSION = ""  # any session that is free
 

@@ -12,7 +12,7 @@ from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
 from azure.servicebus.aio.management import ServiceBusAdministrationClient as AsyncAdministrationClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 
 
 class PlainHttp(RequestsTransport):

@@ -140,15 +140,25 @@ def sdk_messages(draw: st.DrawFn) -> AmqpAnnotatedMessage:
         key = draw(st.sampled_from([aliases.SCHEDULED_ANNOTATION, aliases.SCHEDULED_ANNOTATION.encode()]))
         moment = draw(st.datetimes(datetime(2000, 1, 1), datetime(2020, 1, 1), timezones=st.just(UTC)))
         annotations = {**(annotations or {}), key: moment}
+    properties = draw(_properties())
     return AmqpAnnotatedMessage(
         header=draw(st.none() | HEADERS),
-        properties=draw(_properties()),
-        annotations=annotations,
+        properties=properties,
+        annotations=_with_allowed_partition_key(draw, annotations, properties.get("group_id")),
         delivery_annotations=draw(ANNOTATIONS),
         application_properties=draw(APPLICATION_PROPERTIES),
         footer=draw(ANNOTATIONS),
         **draw(BODIES),
     )
+
+
+def _with_allowed_partition_key(
+    draw: st.DrawFn, annotations: dict[Any, Any] | None, session: str | bytes | None
+) -> dict[Any, Any] | None:
+    """A namespace wants a short text, and that of the session if there is one."""
+    allowed = draw(SHORT_TEXT) if session is None else session if isinstance(session, str) else session.decode()
+    names = ("x-opt-partition-key", b"x-opt-partition-key")
+    return annotations and {key: allowed if key in names else value for key, value in annotations.items()}
 
 
 def typed(kind: str, value: Any) -> dict[str, Any]:

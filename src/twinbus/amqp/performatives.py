@@ -186,6 +186,32 @@ class Coordinator(NamedTuple):
     capabilities: Any = None
 
 
+class Declare(NamedTuple):
+    """Begins a transaction; the body of a message to a coordinator."""
+
+    global_id: Any = None
+
+
+class Discharge(NamedTuple):
+    """Ends a transaction, without effect if it says `fail`; the body of a message to a coordinator."""
+
+    txn_id: bytes = b""
+    fail: bool | None = None
+
+
+class Declared(NamedTuple):
+    """The outcome of a declare."""
+
+    txn_id: bytes = b""
+
+
+class TransactionalState(NamedTuple):
+    """The state of a delivery within a transaction."""
+
+    txn_id: bytes = b""
+    outcome: Any = None
+
+
 class Error(NamedTuple):
     condition: str = ""
     description: str | None = None
@@ -211,6 +237,10 @@ BY_CODE: dict[int, type[tuple[Any, ...]]] = {
     0x28: Source,
     0x29: Target,
     0x30: Coordinator,
+    0x31: Declare,
+    0x32: Discharge,
+    0x33: Declared,
+    0x34: TransactionalState,
     0x40: SaslMechanisms,
     0x41: SaslInit,
     0x42: SaslChallenge,
@@ -245,6 +275,10 @@ _TYPES: dict[type, str] = {
     Source: "value, uint, symbol, uint, boolean, map, symbol, map, described type, value, value",
     Target: "value, uint, symbol, uint, boolean, map, value",
     Coordinator: "value",
+    Declare: "value",
+    Discharge: "binary!, boolean",
+    Declared: "binary!",
+    TransactionalState: "binary!, described type",
     Error: "symbol!, string, map",
 }
 

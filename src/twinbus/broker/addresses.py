@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 CBS = "$cbs"
 MANAGEMENT = "$management"
+COORDINATOR = "$coordinator"  # no address of AMQP's: a link to it has a target of its own kind
 
 
 class Address(NamedTuple):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import frame
-from twinbus.amqp.types import Described, Long, Symbol
+from twinbus.amqp.types import Array, Described, Long, Symbol
 
-from .addresses import CBS, MANAGEMENT, Address, parse_address
+from .addresses import CBS, COORDINATOR, MANAGEMENT, Address, parse_address
 from .cbs import CbsNode
-from .entities import Node, TopicEntity
-from .errors import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, QUOTA_EXCEEDED, UNAUTHORIZED, BrokerError, not_found
+from .entities import Node, SubscriptionEntity, TopicEntity
+from .errors import INVALID_FIELD, NOT_ALLOWED, QUOTA_EXCEEDED, UNAUTHORIZED, BrokerError, not_found
 from .faults import Fault, Operation
 from .gates import Gate
 from .links import IncomingLink, Link, OutgoingLink
@@ -21,12 +21,14 @@ from .queue import Queue
 from .requests import RequestLink, RequestNode, ResponseLink
 from .security import Right, missing_right
 from .session_queue import Session, SessionQueue
+from .transactions import CoordinatorLink
 
 if TYPE_CHECKING:
     from .channel import Channel
 
 SESSION_FILTER = "com.microsoft:session-filter"
 LOCKED_UNTIL = "com.microsoft:locked-until-utc"
+TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
 TIMEOUT_PROPERTY = "com.microsoft:timeout"
 EPOCH_TICKS = 621_355_968_000_000_000  # .NET counts from the year 1
 TICKS_PER_MS = 10_000
@@ -111,8 +113,8 @@ def refuse(channel: Channel, attach: amqp.Attach, error: BrokerError) -> None:
 def _address_of(attach: amqp.Attach) -> Address:
     """Where the link is to lead; raises `BrokerError` if it does not say."""
     terminus = attach.target if attach.role is amqp.ROLE_SENDER else attach.source
-    if isinstance(terminus, amqp.Coordinator):
-        raise BrokerError(NOT_IMPLEMENTED, "Transactions are not supported.")
+    if isinstance(terminus, amqp.Coordinator) and attach.role is amqp.ROLE_SENDER:
+        return Address("", COORDINATOR)
     text = getattr(terminus, "address", None)
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_TEXT:
         raise BrokerError(INVALID_FIELD, f"The link's address must be a string of 1 to {MAX_TEXT} characters.")
@@ -122,6 +124,9 @@ def _address_of(attach: amqp.Attach) -> Address:
 def _open(channel: Channel, attach: amqp.Attach, address: Address) -> None:
     connection = channel.connection
     sending = attach.role is amqp.ROLE_SENDER
+    if address.node == COORDINATOR:
+        _open_coordinator(channel, attach)
+        return
     if address.node:
         _open_request_link(channel, attach, address)
         return
@@ -141,6 +146,16 @@ def require(channel: Channel, path: str, *rights: Right) -> None:
     """Raise unless the connection's tokens give one of these rights."""
     if not any(channel.connection.allows(path, right) for right in rights):
         raise BrokerError(UNAUTHORIZED, missing_right(rights[0], path).message)
+
+
+def _open_coordinator(channel: Channel, attach: amqp.Attach) -> None:
+    if not channel.connection.is_trusted:
+        raise BrokerError(UNAUTHORIZED, "A token must be shown before a link to the transaction coordinator.")
+    link = CoordinatorLink(channel, attach)
+    channel.links[attach.handle] = link
+    target = amqp.Coordinator(Array(0xA3, [Symbol("amqp:local-transactions")]))
+    reply(channel, attach, target=target)
+    link.grant()
 
 
 def _open_request_link(channel: Channel, attach: amqp.Attach, address: Address) -> None:
@@ -175,15 +190,29 @@ def _open_incoming(channel: Channel, attach: amqp.Attach, node: Node) -> None:
         raise BrokerError(NOT_ALLOWED, "Messages cannot be sent to a dead-letter queue.")
     if not isinstance(node.entity, TopicEntity) and "/subscriptions/" in node.path.lower():
         raise BrokerError(NOT_ALLOWED, "Messages are sent to a topic, not to its subscriptions.")
+    properties = attach.properties if isinstance(attach.properties, dict) else {}
+    if isinstance(final := properties.get(TRANSFER_DESTINATION), str):
+        node = _transfer_destination(channel, final)
     link = IncomingLink(channel, attach, node)
     channel.links[attach.handle] = link
     reply(channel, attach, max_message_size=node.queue.limits.max_message_bytes)
     link.grant()
 
 
+def _transfer_destination(channel: Channel, address: str) -> Node:
+    """Where messages go that are sent via another entity, which some clients do in transactions over several."""
+    node = channel.connection.namespace.entities.resolve(parse_address(address).path)
+    if node is None or node.is_dead_letter or isinstance(node.entity, SubscriptionEntity):
+        raise not_found(address[:MAX_TEXT])
+    require(channel, node.path, Right.SEND)
+    node.require_active(Right.SEND)
+    return node
+
+
 def _open_outgoing(channel: Channel, attach: amqp.Attach, node: Node) -> None:
     if isinstance(node.entity, TopicEntity):
         raise BrokerError(NOT_ALLOWED, "Messages are received from a topic's subscriptions, not from the topic.")
+    node.require_receivable()
     wanted = _session_filter(attach.source)
     link = OutgoingLink(channel, attach, node)
     queue: Queue = node.queue

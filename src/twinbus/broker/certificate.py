@@ -58,12 +58,12 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Where a server's certificate is. `ca_file` is what a client must trust.
+    """Where a server's certificate is. `ca_file` is what a client must trust, if we know it.
 
     `cert_file` and `key_file` may be one file. `not_after` is in seconds since the epoch.
     """
 
-    ca_file: Path
+    ca_file: Path | None
     cert_file: Path
     key_file: Path
     not_after: float
@@ -113,6 +113,20 @@ def ensure_certificate(folder: Path, names: Sequence[str] = (), clock: Clock = t
     return Certificate(folder / CA_FILE, folder / SERVER_FILE, folder / SERVER_FILE, expires_at)
 
 
+def given_certificate(cert_file: Path, key_file: Path | None = None) -> Certificate:
+    """A certificate that was made elsewhere, in PEM files; without `key_file` the key is in the same one.
+
+    Raises:
+        CertificateError: a file cannot be read, or holds no certificate.
+    """
+    try:
+        content = cert_file.read_bytes()
+        expires_at = x509.load_pem_x509_certificate(content).not_valid_after_utc.timestamp()
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"cannot read a certificate from {cert_file}: {error}") from error
+    return Certificate(None, cert_file, key_file or cert_file, expires_at)
+
+
 def subject_names(names: Iterable[str]) -> frozenset[Name]:
     """The names a certificate must have to be good for `names` and for the loopback addresses.
 
@@ -140,7 +154,8 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     try:
-        context.load_cert_chain(certificate.cert_file, certificate.key_file)
+        # With a password, even an empty one, nobody is asked for it on the terminal.
+        context.load_cert_chain(certificate.cert_file, certificate.key_file, password="")
     except OSError as error:
         raise CertificateError(f"cannot load the certificate {certificate.cert_file}: {error}") from error
     return context

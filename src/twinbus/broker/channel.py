@@ -233,7 +233,10 @@ class Channel:
 
     def reject(self, delivery_id: int, error: BrokerError) -> None:
         """A message that was sent to us is refused."""
-        state = amqp.Rejected(error.performative())
+        self.answer(delivery_id, amqp.Rejected(error.performative()))
+
+    def answer(self, delivery_id: int, state: Any) -> None:
+        """Settle a message that was sent to us, with any outcome."""
         self.connection.send(disposition_frame(self.number, amqp.ROLE_RECEIVER, delivery_id, delivery_id, state))
 
     def confirm(self, delivery_id: int, state: Any) -> None:

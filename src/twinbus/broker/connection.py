@@ -43,6 +43,7 @@ from .errors import (
 from .faults import Kind
 from .links import Budget
 from .security import Grant, Right, Unauthorized
+from .transactions import Transactions
 
 if TYPE_CHECKING:
     from .namespace import Namespace
@@ -72,6 +73,7 @@ class Connection(asyncio.Protocol):
         self.channels: dict[int, Channel] = {}
         self.grants: dict[str, Grant] = {}
         self.budget = Budget()
+        self.transactions = Transactions(namespace.store)
         self.frozen = False
         self.closing = False
         self._write_blocked = False
@@ -408,6 +410,12 @@ class Connection(asyncio.Protocol):
         """Whether a token that is still good gives this right."""
         now = self.namespace.clock()
         return any(grant.expires_at > now and grant.allows(path, right) for grant in self.grants.values())
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it has shown any token that is still good."""
+        now = self.namespace.clock()
+        return any(grant.expires_at > now for grant in self.grants.values())
 
     def allows_management(self, path: str, right: Right) -> bool:
         """The same for requests to an entity's management node, for which some clients bring a token of its own."""

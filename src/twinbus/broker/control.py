@@ -170,6 +170,8 @@ def _counts(entity: AnyEntity) -> dict[str, Any]:
         "deferred": queue.counters.deferred,
         "scheduled": counts.scheduled,
         "dead_letter": counts.dead_letter,
+        "transfer": counts.transfer,
+        "transfer_dead_letter": counts.transfer_dead_letter,
         "bytes": entity.size_in_bytes,
         "locked": queue.locked,
         "received": queue.activity.received,

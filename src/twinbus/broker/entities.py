@@ -1,14 +1,16 @@
 """The entities of a namespace: kept in the store, found by path, created, changed and deleted.
 
 Paths are case-insensitive. Each entity has a key that is never used again; a queue's messages are stored under
-twice that key, its dead letters under the odd number after it.
+twice that key, its dead letters under the odd number after it. What it could not forward is stored under the same key
+in a range of its own; that queue is made when it is first needed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .admin.registry import EntityExists, EntityNotFound
@@ -20,9 +22,10 @@ from .descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from .durations import MAX_TICKS
-from .errors import ENTITY_DISABLED, BrokerError
-from .inbox import TICKS_PER_MS, Counters, Environment, Limits, ttl_ms
+from .errors import ENTITY_DISABLED, NOT_ALLOWED, BrokerError
+from .forwarding import Forwarder, SessionForwarder, check_forwarding
+from .inbox import Counters, Environment
+from .limits import dead_letter_limits, limits_of
 from .queue import Queue
 from .rules.ruleset import RuleSet
 from .schema import PUT_ENTITY, PUT_SETTING, Change, delete_entity, delete_queue, stored_queues
@@ -31,9 +34,10 @@ from .session_queue import SessionQueue
 from .store import StoreError
 from .topic import Topic
 
-MEGABYTE = 1024 * 1024
-UNLIMITED = 1 << 62
 _DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
+_TRANSFER_SUFFIX = "/$Transfer/$DeadLetterQueue"
+# A queue's key has 23 bits in the key of a message.
+_FIRST_TRANSFER_KEY = 1 << 22
 _KINDS: dict[str, type[AnyDescription]] = {
     "queue": QueueDescription,
     "topic": TopicDescription,
@@ -47,29 +51,38 @@ class _Entity:
     created_at: float
     updated_at: float
     queue: Queue
+    #: The transfer dead-letter queue, once there is one.
+    transfer: Queue | None = field(default=None, init=False)
+    forwarders: list[Forwarder] = field(default_factory=list, init=False)
 
     @property
     def accessed_at(self) -> float:
-        return self.queue.accessed_at
+        return max(queue.accessed_at for queue in self.queues())
 
     @property
     def size_in_bytes(self) -> int:
-        dead = self.queue.dead_letter.counters.bytes if self.queue.dead_letter else 0
-        return self.queue.counters.bytes + dead
+        return sum(queue.counters.bytes for queue in self.queues())
 
     @property
     def counts(self) -> Counts:
-        """Deferred messages count as active ones, as on the service."""
-        counters, dead = self.queue.counters, self.queue.dead_letter
+        """Deferred messages count as active ones, as on the service. What is still to be forwarded is not active."""
+        active = _held(self.queue)
+        forwards = any(one.queue is self.queue for one in self.forwarders)
         return Counts(
-            active=counters.active + counters.deferred,
-            dead_letter=dead.counters.active + dead.counters.deferred if dead else 0,
-            scheduled=counters.scheduled,
+            active=0 if forwards else active,
+            dead_letter=_held(self.queue.dead_letter),
+            scheduled=self.queue.counters.scheduled,
+            transfer=active if forwards else 0,
+            transfer_dead_letter=_held(self.transfer),
         )
 
     def queues(self) -> list[Queue]:
-        """The queue itself and its dead-letter queue."""
-        return [self.queue] if self.queue.dead_letter is None else [self.queue, self.queue.dead_letter]
+        """The queue itself and its dead-letter queues."""
+        return [queue for queue in (self.queue, self.queue.dead_letter, self.transfer) if queue is not None]
+
+
+def _held(queue: Queue | None) -> int:
+    return 0 if queue is None else queue.counters.active + queue.counters.deferred
 
 
 @dataclass(slots=True)
@@ -116,6 +129,12 @@ class Node:
     path: str
     is_dead_letter: bool = False
 
+    def require_receivable(self) -> None:
+        """Raise if what arrives here goes on to another entity."""
+        if any(one.queue is self.queue for one in self.entity.forwarders):
+            message = f"Cannot create a message receiver on '{self.path}', an entity with auto-forwarding enabled."
+            raise BrokerError(NOT_ALLOWED, message)
+
     def require_active(self, right: Right) -> None:
         """Raise if the entity's status forbids sending to it or receiving from it."""
         status = self.entity.description.status
@@ -124,37 +143,6 @@ class Node:
                 ENTITY_DISABLED,
                 f"Messaging entity '{self.path}' is currently disabled: its status is {status}.",
             )
-
-
-def limits_of(description: AnyDescription, max_message_bytes: int) -> Limits:
-    """What a queue checks, from what its description says."""
-    size_mb = getattr(description, "max_size_in_megabytes", None)
-    size_kb = getattr(description, "max_message_size_in_kilobytes", None)
-    window = None
-    if getattr(description, "requires_duplicate_detection", False):
-        window = description.duplicate_detection_history_time_window // TICKS_PER_MS  # type: ignore[union-attr]
-    return Limits(
-        lock_ms=getattr(description, "lock_duration", MAX_TICKS) // TICKS_PER_MS,
-        default_ttl_ms=ttl_ms(description.default_message_time_to_live),
-        max_bytes=size_mb * MEGABYTE if size_mb else UNLIMITED,
-        max_message_bytes=size_kb * 1024 if size_kb else max_message_bytes,
-        max_delivery_count=getattr(description, "max_delivery_count", 10),
-        dead_letter_expired=getattr(description, "dead_lettering_on_message_expiration", False),
-        duplicate_window_ms=window,
-        dead_letter_failures=getattr(description, "dead_lettering_on_filter_evaluation_exceptions", False),
-    )
-
-
-def dead_letter_limits(limits: Limits) -> Limits:
-    """Dead letters stay until someone takes them, whatever the limits of the queue they come from."""
-    return replace(
-        limits,
-        default_ttl_ms=None,
-        max_bytes=UNLIMITED,
-        max_delivery_count=UNLIMITED,
-        dead_letter_expired=False,
-        duplicate_window_ms=None,
-    )
 
 
 class Entities:
@@ -184,7 +172,14 @@ class Entities:
         for key, kind, text, created_at, updated_at in rows:
             description = _KINDS[kind].from_json(json.loads(text))
             self._add(key, description, created_at, updated_at, counters)
-        self._drop_orphans(set(counters) | set(stored_queues(reader)))
+        stored = set(counters) | set(stored_queues(reader))
+        for entity in self._all():
+            if _FIRST_TRANSFER_KEY + entity.key in stored:
+                self._transfer_queue(entity, counters)
+        self._drop_orphans(stored)
+        # Only now: what is forwarded to an entity that is not loaded yet would be given up.
+        for entity in self._all():
+            self._forward(entity)
 
     def _drop_orphans(self, queues: set[int]) -> None:
         """Remove what was on its way into an entity while it was being deleted."""
@@ -205,14 +200,19 @@ class Entities:
     def all_queues(self) -> Iterator[Queue]:
         return iter(self._by_key.values())
 
+    def _all(self) -> list[AnyEntity]:
+        found: list[AnyEntity] = []
+        for entity in self._by_path.values():
+            found.append(entity)
+            if isinstance(entity, TopicEntity):
+                found += entity.subscriptions.values()
+        return found
+
     def resolve(self, path: str) -> Node | None:
         """The node at an AMQP address such as `topic/Subscriptions/name/$DeadLetterQueue`."""
-        path = path.strip("/")
-        lower = path.lower()
-        is_dead_letter = lower.endswith(_DEAD_LETTER_SUFFIX.lower())
-        if is_dead_letter:
-            path = path[: -len(_DEAD_LETTER_SUFFIX)]
-            lower = path.lower()
+        lower = path.strip("/").lower()
+        suffix = next((one for one in (_TRANSFER_SUFFIX, _DEAD_LETTER_SUFFIX) if lower.endswith(one.lower())), "")
+        lower = lower.removesuffix(suffix.lower())
         entity: AnyEntity | None = self._by_path.get(lower)
         if entity is None:
             topic_path, separator, name = lower.rpartition("/subscriptions/")
@@ -221,12 +221,12 @@ class Entities:
                 entity = topic.subscriptions.get(name)
         if entity is None:
             return None
-        queue = entity.queue
-        if is_dead_letter:
-            if queue.dead_letter is None:
-                return None
-            queue = queue.dead_letter
-        return Node(entity, queue, queue.path, is_dead_letter)
+        queue: Queue | None = entity.queue
+        if suffix:
+            queue = entity.queue.dead_letter
+        if suffix == _TRANSFER_SUFFIX and queue is not None:
+            queue = self._transfer_queue(entity, {})
+        return None if queue is None else Node(entity, queue, queue.path, bool(suffix))
 
     def policies(self, path: str) -> list[AccessPolicy]:
         """The access policies of a queue or topic."""
@@ -241,10 +241,14 @@ class Entities:
     # ---- changing ----
 
     async def create(self, description: AnyDescription) -> AnyEntity:
-        """Add an entity and keep it; raises `EntityExists`, or `EntityNotFound` for the topic of a subscription."""
+        """Add an entity and keep it.
+
+        Raises `EntityExists`, `EntityNotFound` for the topic of a subscription, or `InvalidDescription`.
+        """
         siblings, name = self._place(description)
         if name in siblings:
             raise EntityExists(description.path)
+        check_forwarding(description, self.find)
         key, self._next_key = self._next_key, self._next_key + 1
         now = self._env.now_ms() / 1000
         parent = None
@@ -258,14 +262,16 @@ class Entities:
         except Exception:
             self._remove(entity)
             raise
+        self._forward(entity)
         return entity
 
     async def update(self, description: AnyDescription) -> AnyEntity:
-        """Replace an entity's description; raises `EntityNotFound`."""
+        """Replace an entity's description; raises `EntityNotFound` or `InvalidDescription`."""
         siblings, name = self._place(description)
         entity: Any = siblings.get(name)
         if entity is None or type(entity.description) is not type(description):
             raise EntityNotFound(description.path)
+        check_forwarding(description, self.find)
         before, before_at = entity.description, entity.updated_at
         entity.description, entity.updated_at = description, self._env.now_ms() / 1000
         parent = None
@@ -281,6 +287,8 @@ class Entities:
             entity.queue.rules = RuleSet(description.rules)
         if entity.queue.dead_letter is not None:
             entity.queue.dead_letter.limits = dead_letter_limits(entity.queue.limits)
+        entity.queue.accessed_at = entity.updated_at
+        self._forward(entity)
         return entity  # type: ignore[no-any-return]
 
     async def delete(self, path: str) -> AnyEntity:
@@ -301,9 +309,41 @@ class Entities:
         except StoreError:
             for one in reversed(doomed):
                 counters = {queue.key: queue.counters for queue in one.queues()}
-                self._add(one.key, one.description, one.created_at, one.updated_at, counters)
+                again = self._add(one.key, one.description, one.created_at, one.updated_at, counters)
+                if one.transfer is not None:
+                    self._transfer_queue(again, counters)
+                self._forward(again)
             raise
         return entity
+
+    # ---- forwarding ----
+
+    def _forward(self, entity: AnyEntity) -> None:
+        """Forward what the entity's description says, and nothing else."""
+        description, dead_letter = entity.description, entity.queue.dead_letter
+        if isinstance(description, TopicDescription) or dead_letter is None:
+            return
+        for forwarder in entity.forwarders:
+            forwarder.stop()
+        entity.forwarders.clear()
+        given_up = partial(self._transfer_queue, entity, {})
+        if description.forward_to is not None:
+            kind = SessionForwarder if isinstance(entity.queue, SessionQueue) else Forwarder
+            entity.forwarders.append(kind(entity.queue, description.forward_to, self.resolve, given_up))
+        target = description.forward_dead_lettered_messages_to
+        if target is not None:
+            entity.forwarders.append(Forwarder(dead_letter, target, self.resolve, given_up, description.path))
+        for forwarder in entity.forwarders:
+            forwarder.start()
+
+    def _transfer_queue(self, entity: AnyEntity, counters: Mapping[int, Counters]) -> Queue:
+        """What an entity could not forward."""
+        if entity.transfer is None:
+            key, path = _FIRST_TRANSFER_KEY + entity.key, entity.description.path + _TRANSFER_SUFFIX
+            limits = dead_letter_limits(entity.queue.limits)
+            entity.transfer = Queue(key, path, limits, self._env, counters.get(key, Counters()))
+            self._by_key[key] = entity.transfer
+        return entity.transfer
 
     # ---- keeping ----
 

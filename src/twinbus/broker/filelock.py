@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import IO
 
 if sys.platform == "win32":
@@ -25,3 +26,12 @@ def try_lock(file: IO[bytes]) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+def lock_folder(folder: Path) -> IO[bytes] | None:
+    """A lock that two servers with one data folder cannot both have; None if another process holds it."""
+    file = open(folder / "lock", "ab")  # noqa: SIM115 - held until it is given back
+    if not try_lock(file):
+        file.close()
+        return None
+    return file

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from .durations import MAX_TICKS
 from .errors import (
     ARGUMENT_ERROR,
     INTERNAL_ERROR,
@@ -21,13 +20,13 @@ from .errors import (
     BrokerError,
     not_found,
 )
+from .limits import Limits
 from .locks import Lock, TokenSource
 from .message import Arrival, Message
 from .schema import COLUMNS, DELETE, FORGET, MAX_SEQUENCE, REMEMBER, Change, State, message_key
 from .store import Store, StoreError
 from .window import from_row, read_message
 
-TICKS_PER_MS = 10_000
 PEEK_BYTES = 1 << 20
 MAX_TIME = (1 << 63) - 1  # what the store can keep
 RETRY_SECONDS = 1.0  # after the store could not write, as on a full disk
@@ -35,21 +34,6 @@ RETRY_SECONDS = 1.0  # after the store could not write, as on a full disk
 Done = Callable[[BrokerError | None], None]
 
 _ACTIVE, _SCHEDULED = State.ACTIVE, State.SCHEDULED  # a class is slow to ask for its members
-
-
-@dataclass(slots=True)
-class Limits:
-    """What a queue checks on each message; made from its description."""
-
-    lock_ms: int
-    default_ttl_ms: int | None
-    max_bytes: int
-    max_message_bytes: int
-    max_delivery_count: int
-    dead_letter_expired: bool
-    duplicate_window_ms: int | None
-    #: Of a subscription: what becomes of messages that its rules cannot be asked about.
-    dead_letter_failures: bool = False
 
 
 @dataclass(slots=True)
@@ -99,11 +83,6 @@ class Remembered:
         self.ids: list[str] = []
         self.relies_on: list[Remembered] = []
         self.error: StoreError | None = None
-
-
-def ttl_ms(ticks: int) -> int | None:
-    """A time to live in milliseconds; the service's maximum means for ever."""
-    return None if ticks >= MAX_TICKS else ticks // TICKS_PER_MS
 
 
 def store_failure(error: StoreError) -> BrokerError:

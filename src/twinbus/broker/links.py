@@ -24,12 +24,11 @@ from .faults import Fault, Kind, Operation
 from .gates import Gate
 from .locks import Lock, tag_of
 from .message import Message, arrivals
+from .outcomes import apply_outcome, echo
 from .security import Right
 
 if TYPE_CHECKING:
     from .channel import Channel
-    from .inbox import Done
-    from .queue import Queue
 
 _MASK = 0xFFFFFFFF
 MAX_UNFINISHED = 32 << 20
@@ -207,6 +206,10 @@ class IncomingLink(CreditedLink):
                 raise namespace.throttle.busy()
             self.node.require_active(Right.SEND)
             self.node.queue.check(batch)
+            if transfer.state is not None:
+                outcome = self.connection.transactions.enlist_send(self.node.queue, transfer.state, batch)
+                self._answer_enlisted(delivery_id, settled, fault, outcome)
+                return
         except DecodeError as error:
             if not settled:
                 self.channel.reject(delivery_id, BrokerError(DECODE_ERROR, str(error)))
@@ -217,6 +220,15 @@ class IncomingLink(CreditedLink):
             return
 
         self.node.queue.take(batch, partial(self._answer, delivery_id, settled, fault))
+
+    def _answer_enlisted(
+        self, delivery_id: int, settled: bool, fault: Fault | None, outcome: amqp.TransactionalState
+    ) -> None:
+        """A delivery is part of a transaction; whether it is stored is told with that."""
+        if not settled and not (fault is not None and fault.hides_answer):
+            self.channel.answer(delivery_id, outcome)
+        if fault is not None and fault.cuts_after:
+            self.connection.cut()
 
     def _answer(self, delivery_id: int, settled: bool, fault: Fault | None, error: BrokerError | None) -> None:
         """A delivery is stored, or could not be."""
@@ -371,7 +383,11 @@ class OutgoingLink(Link):
         try:
             if fault is not None and fault.refuses:
                 raise fault.error()
-            apply_outcome(self.queue, token, state, done)
+            if type(state) is amqp.TransactionalState:
+                self.connection.transactions.enlist_settlement(self, delivery_id, token, state)
+                done(None)
+            else:
+                apply_outcome(self.queue, token, state, done)
         except BrokerError as error:
             done(error)
 
@@ -384,7 +400,7 @@ class OutgoingLink(Link):
         elif error is not None:
             self.channel.confirm(delivery_id, amqp.Rejected(error.performative()))
         else:
-            self.channel.confirm(delivery_id, _echo(state))
+            self.channel.confirm(delivery_id, echo(state))
         if fault is not None and fault.cuts_after:
             self.connection.cut()
 
@@ -400,39 +416,6 @@ class OutgoingLink(Link):
     def drop(self) -> None:
         super().drop()
         self.queue.detach(self)
-
-
-def apply_outcome(queue: Queue, token: bytes, state: Any, done: Done) -> None:
-    """Carry out a disposition's outcome on a locked message."""
-    if state is None or isinstance(state, amqp.Accepted):
-        queue.complete(token, done)
-    elif isinstance(state, amqp.Released):
-        queue.release(token, done)
-    elif isinstance(state, amqp.Modified):
-        changed = state.message_annotations if isinstance(state.message_annotations, dict) else None
-        changed = {str(key): value for key, value in changed.items()} if changed else None
-        if state.undeliverable_here:
-            queue.defer(token, changed, done)
-        elif state.delivery_failed:
-            queue.abandon(token, changed, done)
-        else:
-            queue.release(token, done)
-    elif isinstance(state, amqp.Rejected):
-        info = state.error.info if isinstance(state.error, amqp.Error) else None
-        queue.dead_letter_locked(token, {str(key): value for key, value in (info or {}).items()}, done)
-    else:
-        raise BrokerError("amqp:not-implemented", "This outcome is not supported.")
-
-
-def _echo(state: Any) -> Any:
-    """The outcome that confirms an outcome; None stands for accepted."""
-    if state is None or isinstance(state, amqp.Accepted):
-        return None
-    if isinstance(state, amqp.Released):
-        return amqp.Released()
-    if isinstance(state, amqp.Modified):
-        return amqp.Modified(state.delivery_failed, state.undeliverable_here)
-    return amqp.Rejected()
 
 
 def idle_too_long(link: Link, role: str, kind: str, seconds: float) -> BrokerError:

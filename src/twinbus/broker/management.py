@@ -42,8 +42,21 @@ PREFIX = "com.microsoft:"
 MAX_NUMBERS = 5000
 MAX_PEEK = 1000
 MAX_SESSIONS = 1000
+MAX_DELETED = 4000
 # DateTime.MaxValue as .NET writes it: list the sessions that have messages or a state, whenever it was set.
 MAX_DATE_MS = 253_402_300_800_000
+
+# What is locked already can be settled, renewed and looked after whatever the entity's status is.
+_NEED_ACTIVE = frozenset(
+    {
+        "peek-message",
+        "batch-delete-messages",
+        "receive-by-sequence-number",
+        "schedule-message",
+        "cancel-scheduled-message",
+        "get-message-sessions",
+    }
+)
 
 _ARRAY_UUID, _ARRAY_LONG, _ARRAY_TIMESTAMP, _ARRAY_STRING = 0x98, 0x81, 0x83, 0xB1
 
@@ -136,6 +149,7 @@ class ManagementNode:
         self.path: str | None = node.path
         self._operations: dict[str, tuple[Right, Callable[..., Awaitable[Response]]]] = {
             "peek-message": (Right.LISTEN, self._peek),
+            "batch-delete-messages": (Right.LISTEN, self._delete_messages),
             "renew-lock": (Right.LISTEN, self._renew_lock),
             "update-disposition": (Right.LISTEN, self._update_disposition),
             "receive-by-sequence-number": (Right.LISTEN, self._receive_by_sequence_number),
@@ -169,6 +183,9 @@ class ManagementNode:
             raise BrokerError(UNAUTHORIZED, missing_right(right, self._node.path).message)
         if not self._namespace.throttle.admits(1):
             raise self._namespace.throttle.busy()
+        if name.removeprefix(PREFIX) in _NEED_ACTIVE:
+            self._node.require_active(right)
+        self._queue.accessed_at = self._queue.env.now_ms() / 1000
         return await handler(Body(request.body), _associated_link(request, connection))
 
     def _receivable(self) -> Queue:
@@ -189,6 +206,17 @@ class ManagementNode:
         if not messages:
             return Response(204, "No messages")
         return Response(200, "OK", {"messages": [{"message": message.encoded()} for message in messages]})
+
+    async def _delete_messages(self, body: Body, link: OutgoingLink | None) -> Response:
+        """Delete the oldest messages that nobody holds, enqueued before a time; clients purge by asking again."""
+        count = body.integer("message-count", 1, 1 << 31)
+        before = body.integer("enqueued-time-utc", -(1 << 63), (1 << 63) - 1)
+        queue = self._receivable()
+        session = self._own_session(body, link)[1] if isinstance(queue, SessionQueue) else None
+        deleted = await finished(queue.delete_oldest, before, min(count, MAX_DELETED), session)
+        if not deleted:
+            return Response(204, "No messages")
+        return Response(200, "OK", {"message-count": Int(deleted)})
 
     async def _renew_lock(self, body: Body, link: OutgoingLink | None) -> Response:
         times = [self._receivable().renew(token) for token in body.tokens("lock-tokens")]
@@ -255,7 +283,6 @@ class ManagementNode:
     # ---- scheduling ----
 
     async def _schedule(self, body: Body, link: OutgoingLink | None) -> Response:
-        self._node.require_active(Right.SEND)
         arrivals = []
         for item in body.items("messages"):
             raw = item.get("message") if isinstance(item, dict) else None

@@ -13,9 +13,9 @@ from typing import Any
 from twinbus.amqp import sections
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.frames import uint
-from twinbus.amqp.types import Symbol
+from twinbus.amqp.types import Long, Symbol, UInt
 
-from .errors import ARGUMENT_ERROR, BrokerError
+from .errors import ARGUMENT_ERROR, NOT_ALLOWED, BrokerError
 from .schema import INSERT, INSERT_PLAIN, Change, State, message_key
 
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
@@ -34,8 +34,10 @@ _OWNED_ANNOTATIONS = frozenset(
         "x-opt-message-state",
         "x-opt-enqueue-sequence-number",
         "x-opt-deadletter-source",
+        "x-opt-hop-count",
     }
 )
+_PARTITION_KEY = "x-opt-partition-key"
 _SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
 
 _timestamp = struct.Struct(">Bq")
@@ -46,6 +48,10 @@ _ENQUEUED_TIME = encode(Symbol("x-opt-enqueued-time"))
 _SEQUENCE_NUMBER = encode(Symbol("x-opt-sequence-number"))
 _LOCKED_UNTIL = encode(Symbol("x-opt-locked-until"))
 _MESSAGE_STATE = encode(Symbol("x-opt-message-state"))
+# What a forwarded message carries besides what its sender wrote.
+_FIRST_SEQUENCE_NUMBER = "x-opt-enqueue-sequence-number"
+_DEAD_LETTER_SOURCE = "x-opt-deadletter-source"
+_HOP_COUNT = "x-opt-hop-count"
 _ACTIVE, _SCHEDULED = State.ACTIVE, State.SCHEDULED  # a class is slow to ask for its members
 _EMPTY_HEADER = b"\x40\x40\x40"
 
@@ -222,6 +228,7 @@ class Arrival:
         "delivery_annotations",
         "due_at",
         "header",
+        "hops",
         "is_ping",
         "message_id",
         "session",
@@ -229,6 +236,7 @@ class Arrival:
         "ttl",
     )
 
+    hops: int  # of a forwarded message only
     header: bytes | None
     delivery_annotations: bytes | None
     annotations: bytes | None
@@ -263,6 +271,28 @@ class Arrival:
             sections.map_entries(application)
         self.bare = properties + application + body
 
+    @classmethod
+    def forwarded(cls, message: Message, now: int, dead_letters_of: str | None) -> Arrival:
+        """A stored message on its way to another entity; its time to live is what is left of it.
+
+        `dead_letters_of` is the entity whose dead letter it is, if it is one.
+        """
+        self = cls.__new__(cls)
+        properties = sections.list_fields(sections.split_sections(message.bare).properties, 7)
+        self.message_id, content_type = _checked("message id", properties[0]), properties[6]
+        self.is_ping = content_type == PING_CONTENT_TYPE
+        self.session, self.size, self.header, self.bare = message.session, message.size, message.header, message.bare
+        self.delivery_annotations, self.due_at = message.delivery_annotations, None
+        self.ttl = None if message.expires_at is None else max(0, message.expires_at - now)
+        kept = dict(_entries(message.annotations))
+        self.hops = 1 + (sections.entry_value(kept[_HOP_COUNT]) if _HOP_COUNT in kept else 0)
+        kept[_HOP_COUNT] = sections.entry(Symbol(_HOP_COUNT), UInt(self.hops))
+        kept.setdefault(_FIRST_SEQUENCE_NUMBER, sections.entry(Symbol(_FIRST_SEQUENCE_NUMBER), Long(message.sequence)))
+        if dead_letters_of is not None:
+            kept[_DEAD_LETTER_SOURCE] = sections.entry(Symbol(_DEAD_LETTER_SOURCE), dead_letters_of)
+        self.annotations = bytes((len(kept),)) + b"".join(kept.values())
+        return self
+
     def _read_header(self, section: bytes) -> None:
         raw = sections.raw_fields(section)[:3]
         ttl = sections.list_fields(section, 3)[2]
@@ -279,9 +309,20 @@ class Arrival:
                 due = sections.entry_value(raw)
                 if isinstance(due, int):
                     self.due_at = int(due)
+            elif key == _PARTITION_KEY:
+                self._check_partition_key(sections.entry_value(raw))
             if key not in _OWNED_ANNOTATIONS:
                 kept.append(raw)
         self.annotations = _kept(kept)
+
+    def _check_partition_key(self, value: Any) -> None:
+        # The SDK sends one as bytes that it has received before.
+        key = _checked("partition key", value.decode(errors="replace") if isinstance(value, bytes) else value)
+        if key is not None and self.session is not None and key != self.session:
+            raise BrokerError(
+                NOT_ALLOWED,
+                f"The partition key '{key}' of a message with a session must be its session id, '{self.session}'.",
+            )
 
     def stored(self, sequence: int, now: int, state: State, default_ttl: int | None) -> Message:
         """The message as a queue keeps it; `default_ttl` is the queue's own limit in milliseconds."""
@@ -311,6 +352,14 @@ def _kept(entries: list[bytes]) -> bytes | None:
     if len(entries) > MAX_ANNOTATIONS:
         raise BrokerError(ARGUMENT_ERROR, f"A message can have at most {MAX_ANNOTATIONS} annotations.")
     return bytes((len(entries),)) + b"".join(entries) if entries else None
+
+
+def _entries(kept: bytes | None) -> list[tuple[Any, bytes]]:
+    """The keys and raw entries of what `_kept` made."""
+    if kept is None:
+        return []
+    head = b"\x00\x53\x72\xd1" + struct.pack(">II", len(kept) + 3, 2 * kept[0])
+    return sections.map_entries(head + kept[1:])
 
 
 def _checked(name: str, value: Any) -> str | None:

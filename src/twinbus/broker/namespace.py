@@ -18,8 +18,9 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from . import websocket
+from . import metrics, websocket
 from .admin.api import AdministrationApi
+from .admin.registry import EntityNotFound
 from .certificate import Certificate, ensure_certificate, server_context
 from .config import NamespaceConfig, QueueConfig, TopicConfig
 from .connection import Connection
@@ -28,6 +29,7 @@ from .entities import AnyEntity, Entities, QueueEntity, SubscriptionEntity, Topi
 from .errors import BrokerError, not_found
 from .faults import Faults
 from .http_front import HttpFront
+from .idle import idle_paths
 from .inbox import Environment
 from .links import IncomingLink, Link, OutgoingLink
 from .listener import Listener
@@ -54,13 +56,14 @@ logger = logging.getLogger("twinbus.broker")
 
 LOOPBACK = "127.0.0.1"
 CLOSE_TIMEOUT = 5.0
-FORGET_INTERVAL = 60.0
+HOUSEKEEPING_INTERVAL = 60.0
 
 
 class Namespace:
     """One Service-Bus-compatible namespace, served on one port for as long as the context is entered.
 
-    Without a `data` folder nothing outlives it. `config` may be just a name. Faults are put in force through
+    Without a `data` folder nothing outlives it. `config` may be just a name. TLS is spoken with `certificate`, or with
+    one that is made in `certificate_folder` or `data`. Faults are put in force through
     `faults`, entities through `create`, and clients connect with `connection_string`.
     """
 
@@ -71,6 +74,7 @@ class Namespace:
         data: Path | None = None,
         host: str = LOOPBACK,
         profile: Profile | None = None,
+        certificate: Certificate | None = None,
         certificate_folder: Path | None = None,
         certificate_names: Sequence[str] = (),
         clock: Clock = time.time,
@@ -88,12 +92,14 @@ class Namespace:
         self.deliver_pings = config.deliver_pings
         self.connections: set[Connection] = set()
         self.created_at = clock()
-        self.certificate: Certificate | None = None
+        self.certificate = certificate
         self._data = data
         self._certificate_folder = certificate_folder or data
         self._certificate_names = certificate_names
         self._tls: ssl.SSLContext | None = None
         self._gone = asyncio.Event()
+        self._housekeeping_due = asyncio.Event()
+        self._listeners: list[Listener] = []
         self._background: list[asyncio.Task[None]] = []
 
     # ---- starting and stopping ----
@@ -122,23 +128,24 @@ class Namespace:
             self._timeline = Timeline(self.store, environment.now_ms, self.entities.queue_by_key)
             await self._load_settings()
             await self._create_configured()
-            if self._certificate_folder is not None:
+            if self.certificate is None and self._certificate_folder is not None:
                 names = (*self._certificate_names, self.name)
                 self.certificate = await asyncio.to_thread(
                     ensure_certificate, self._certificate_folder / "tls", names, self.clock
                 )
+            if self.certificate is not None:
                 self._tls = server_context(self.certificate)
             self._timeline.start()
             self._start_serving()
         except sqlite3.Error as error:
-            await self.store.close()
+            await self._stop_serving()
             raise StoreError(f"the database {self.store.path} cannot be read: {error}") from error
         except BaseException:
-            await self.store.close()
+            await self._stop_serving()
             raise
         self._background = [
             loop.create_task(self._tick()),
-            loop.create_task(self._forget_seen()),
+            loop.create_task(self._keep_house()),
         ]
         logger.info("%s listens on %s:%d", self.name, self.host, self.port)
 
@@ -151,15 +158,26 @@ class Namespace:
             clock=self.clock,
         )
         self._http = HttpFront(self._handle_http)
-        self._listener = Listener(
-            self.host,
-            self.config.port,
-            lambda: Connection(self),
-            self._http.protocol,
-            lambda: self._tls,
-            self.outage.arriving,
-        )
-        self._listener.start()
+        ports = (self.config.port, self.config.administration_port)
+        self._listeners = [
+            Listener(
+                self.host,
+                port,
+                lambda: Connection(self),
+                self._http.protocol,
+                lambda: self._tls,
+                self.outage.arriving,
+            )
+            for port in ports
+            if port is not None
+        ]
+        self.listen()
+
+    async def _stop_serving(self) -> None:
+        """It could not start: let go of what it had already."""
+        for listener in self._listeners:
+            await listener.close()
+        await self.store.close()
 
     async def close(self) -> None:
         """Say goodbye to every client, write what is pending, and close the files."""
@@ -167,7 +185,8 @@ class Namespace:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._timeline.close()
-        await self._listener.close()
+        for listener in self._listeners:
+            await listener.close()
         self.outage.close()
         goodbye = BrokerError("amqp:connection:forced", "The namespace is stopping.")
         for connection in list(self.connections):
@@ -194,7 +213,12 @@ class Namespace:
 
     @property
     def port(self) -> int:
-        return self._listener.port
+        return self._listeners[0].port
+
+    @property
+    def administration_port(self) -> int:
+        """The port for administration; the same as for all else unless one of its own is configured."""
+        return self._listeners[-1].port
 
     @property
     def connection_string(self) -> str:
@@ -270,7 +294,9 @@ class Namespace:
         return cast(QueueEntity | TopicEntity, await self.entities.create(description))
 
     async def update(self, description: QueueDescription | TopicDescription) -> QueueEntity | TopicEntity:
-        return cast(QueueEntity | TopicEntity, await self.entities.update(description))
+        entity = cast(QueueEntity | TopicEntity, await self.entities.update(description))
+        self._detach_barred(entity)
+        return entity
 
     async def delete(self, path: str) -> None:
         await self._delete(path)
@@ -279,7 +305,9 @@ class Namespace:
         return cast(SubscriptionEntity, await self.entities.create(description))
 
     async def update_subscription(self, description: SubscriptionDescription) -> SubscriptionEntity:
-        return cast(SubscriptionEntity, await self.entities.update(description))
+        entity = cast(SubscriptionEntity, await self.entities.update(description))
+        self._detach_barred(entity)
+        return entity
 
     async def delete_subscription(self, topic: str, name: str) -> None:
         await self._delete(f"{topic}/Subscriptions/{name}")
@@ -292,6 +320,16 @@ class Namespace:
             # If it could not be deleted, its links lead nowhere all the same: clients must come again.
             if node is not None and not node.is_dead_letter:
                 self._detach_from(node.entity)
+
+    def _detach_barred(self, entity: AnyEntity) -> None:
+        """End the receivers that a changed entity would no longer let in. Senders are told when they send."""
+        for link in self.entity_links():
+            if isinstance(link, OutgoingLink) and link.node.entity is entity:
+                try:
+                    link.node.require_active(Right.LISTEN)
+                    link.node.require_receivable()
+                except BrokerError as error:
+                    link.channel.detach(link, error)
 
     def _detach_from(self, entity: AnyEntity) -> None:
         path = entity.description.path.lower()
@@ -339,8 +377,10 @@ class Namespace:
 
     async def _handle_http(self, request: web.BaseRequest) -> web.StreamResponse:
         await self.outage.pass_http()
-        if request.path == "/healthz" and request.method == "GET":
+        if request.path in ("/healthz", "/health") and request.method == "GET":
             return web.json_response({"status": "ok", "namespace": self.name})
+        if request.path == "/metrics" and request.method == "GET":
+            return web.Response(body=metrics.exposition(self).encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
         if request.path == websocket.PATH:
             return await websocket.serve_websocket(self, request)
         return await self._api.handle(request)
@@ -355,6 +395,7 @@ class Namespace:
         self._timeline.check_clock()
         for queue in list(self.entities.all_queues()):
             queue.check_clock()
+        self._housekeeping_due.set()
 
     async def _tick(self) -> None:
         times = (self.profile.idle_timeout, self.profile.link_idle, self.profile.connection_idle)
@@ -366,24 +407,32 @@ class Namespace:
             for connection in list(self.connections):
                 connection.tick(now)
 
-    async def _forget_seen(self) -> None:
+    async def _keep_house(self) -> None:
         while True:
-            await asyncio.sleep(FORGET_INTERVAL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._housekeeping_due.wait(), HOUSEKEEPING_INTERVAL)
+            self._housekeeping_due.clear()
             for queue in list(self.entities.all_queues()):
                 queue.forget_seen()
+            for path in idle_paths(self.entities, self.clock()):
+                logger.info("%s deletes '%s', which nobody uses", self.name, path)
+                with contextlib.suppress(EntityNotFound, StoreError):
+                    await self._delete(path)
 
     # ---- faults ----
 
     def listen(self) -> None:
         """Accept connections again."""
-        self._listener.start()
+        for listener in self._listeners:
+            listener.start()
 
     def stop_listening(self) -> bool:
         """Have new connections refused; false if they are already."""
-        was_listening = self._listener.is_listening
-        self._listener.stop()
+        was_listening = self._listeners[0].is_listening
+        for listener in self._listeners:
+            listener.stop()
         return was_listening
 
     def serve_socket(self, accepted: socket.socket) -> None:
         """Serve a connection that a fault has held back."""
-        self._listener.serve(accepted)
+        self._listeners[0].serve(accepted)

@@ -10,39 +10,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from .errors import MESSAGE_NOT_FOUND, BrokerError, message_lock_lost
-from .inbox import RETRY_SECONDS, Counters, Done, Environment, Inbox, Limits, store_failure
+from .inbox import RETRY_SECONDS, Counters, Done, Environment, Inbox, store_failure
+from .limits import Limits
 from .locks import Lock, LockTable
 from .message import Message, with_application_properties
+from .receiver import Receiver
 from .rules.ruleset import RuleSet
 from .schema import MAX_SEQUENCE, SET_BARE, SET_DELIVERY_COUNT, SET_STATE, Change, State, message_key
 from .store import StoreError
-from .window import Window, read_message
+from .window import Window, find_free, read_message
 
 MAX_RECHECK = 30.0  # seconds: how late a timer may notice that the clock was set
-
-
-class Receiver(Protocol):
-    """What a queue delivers to: a link with credit."""
-
-    deletes: bool
-
-    def can_take(self) -> bool:
-        """Whether one more message may be sent now."""
-
-    def reserve(self) -> None:
-        """Count a message against the credit before it is sent."""
-
-    def deliver(self, message: Message, lock: Lock | None) -> None:
-        """Send a reserved message."""
-
-    def unreserve(self) -> None:
-        """A reserved message will not be sent after all."""
-
-    def session_lost(self) -> None:
-        """The lock of the receiver's session has run out."""
 
 
 class Queue(Inbox):
@@ -97,6 +78,7 @@ class Queue(Inbox):
     def detach(self, receiver: Receiver) -> None:
         """The receiver is gone. Its locks stay until they run out, as on the service."""
         self.receivers.discard(receiver)
+        self.accessed_at = self.env.now_ms() / 1000
         if not self.receivers:
             self._window.start(self._newest)
 
@@ -258,6 +240,15 @@ class Queue(Inbox):
         lock = self.take_lock(token)
         self._dead_letter(lock, reason, done)
 
+    def give_up(self, token: bytes, reason: dict[str, Any], target: Queue, done: Done) -> None:
+        """Move a locked message that cannot be forwarded to `target`."""
+        lock = self.take_lock(token)
+        self._dead_letter(lock, reason, done, target)
+
+    def holds(self, token: bytes) -> bool:
+        """Whether a lock is still good."""
+        return self._locks.get(token) is not None
+
     def _modifications(self, lock: Lock, changed: dict[str, Any] | None) -> list[Change]:
         if not changed:
             return []
@@ -291,7 +282,7 @@ class Queue(Inbox):
         else:
             self.give_back(lock.sequence, lock.session)
 
-    def _dead_letter(self, lock: Lock, reason: dict[str, Any], done: Done) -> None:
+    def _dead_letter(self, lock: Lock, reason: dict[str, Any], done: Done, target: Queue | None = None) -> None:
         message = read_message(self.env.store.reader, self.key, lock.sequence)
         if message is None:
             self._held.discard(lock.sequence)
@@ -307,12 +298,16 @@ class Queue(Inbox):
             self._held.discard(lock.sequence)
             done(None)
 
-        self._move_to_dead_letter(message, reason, moved)
+        self._move_to_dead_letter(message, reason, moved, target)
 
     def _move_to_dead_letter(
-        self, message: Message, reason: dict[str, Any], done: Callable[[StoreError | None], None]
+        self,
+        message: Message,
+        reason: dict[str, Any],
+        done: Callable[[StoreError | None], None],
+        given: Queue | None = None,
     ) -> None:
-        target = self.dead_letter if self.dead_letter is not None else self
+        target = given or self.dead_letter or self
         moved = message.copy()
         moved.sequence = target.next_sequence()
         moved.state = State.ACTIVE
@@ -375,6 +370,22 @@ class Queue(Inbox):
                 )
             messages.append(message)
         return messages
+
+    def delete_oldest(self, before: int, count: int, session: str | None, done: Done) -> int:
+        """Delete up to `count` messages that nobody holds, enqueued before a time (ms); returns how many."""
+        free = find_free(self.env.store.reader, self.key, before, count, self._held, session)
+        for message in free:
+            if message.state == State.ACTIVE:
+                self._window_for(message).remove(message.sequence)
+
+        def deleted(error: BrokerError | None) -> None:
+            for message in free:
+                if error is not None and message.state == State.ACTIVE:
+                    self.give_back(message.sequence, message.session)
+            done(error)
+
+        self.remove_messages(free, deleted)
+        return len(free)
 
     # ---- called when a time has come ----
 

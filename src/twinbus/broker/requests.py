@@ -12,7 +12,14 @@ from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.types import DecodeError, Int, Symbol
 
-from .errors import DECODE_ERROR, INTERNAL_ERROR, NOT_ALLOWED, QUOTA_EXCEEDED, BrokerError
+from .errors import (
+    DECODE_ERROR,
+    INTERNAL_ERROR,
+    NOT_ALLOWED,
+    NOT_IMPLEMENTED,
+    QUOTA_EXCEEDED,
+    BrokerError,
+)
 from .faults import Fault, Kind, Operation
 from .gates import Gate
 from .links import CreditedLink, Link, idle_too_long, token_expired
@@ -174,6 +181,11 @@ class RequestLink(CreditedLink):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_delivery(self, transfer: amqp.Transfer, payload: bytes | None) -> None:
+        if transfer.state is not None:
+            # Done at once, it could not be undone.
+            error = BrokerError(NOT_IMPLEMENTED, "A request cannot be part of a transaction.")
+            self.channel.reject(transfer.delivery_id or 0, error)
+            return
         if not transfer.settled and transfer.delivery_id is not None:
             self.channel.accept(transfer.delivery_id)
         if len(self._tasks) >= MAX_PENDING:

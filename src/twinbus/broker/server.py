@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from .certificate import given_certificate
 from .config import Config
 from .control import Control
 from .namespace import LOOPBACK, Namespace
@@ -23,6 +24,7 @@ class Server:
     async def __aenter__(self) -> Server:
         """Start everything, or nothing: raises what a namespace raises that could not start."""
         config = self._config
+        given = given_certificate(config.certificate, config.key) if config.certificate is not None else None
         try:
             for one in config.namespaces:
                 keeps = config.data is not None and one.durability is not Durability.MEMORY
@@ -30,6 +32,7 @@ class Server:
                     one,
                     data=config.data / one.name if config.data is not None and keeps else None,
                     host=config.host or LOOPBACK,
+                    certificate=given,
                     certificate_folder=config.data,
                     certificate_names=config.certificate_names,
                 )
@@ -45,7 +48,7 @@ class Server:
 
     @property
     def certificate_file(self) -> Path | None:
-        """The certificate authority that clients must trust for TLS."""
+        """The certificate authority that clients must trust for TLS, if it is one of our own."""
         for namespace in self.namespaces.values():
             if namespace.certificate is not None:
                 return namespace.certificate.ca_file

@@ -15,10 +15,12 @@ from .errors import (
     BrokerError,
     session_lock_lost,
 )
-from .inbox import Counters, Done, Environment, Limits, store_failure
+from .inbox import Counters, Done, Environment, store_failure
+from .limits import Limits
 from .locks import Lock
 from .message import Arrival, Message
-from .queue import Queue, Receiver
+from .queue import Queue
+from .receiver import Receiver
 from .schema import DROP_SESSION_STATE, MAX_SEQUENCE, PUT_SESSION_STATE, Change, message_key
 from .store import StoreError
 from .window import Window
@@ -122,6 +124,7 @@ class SessionQueue(Queue):
     def detach(self, receiver: Receiver) -> None:
         """The receiver is gone: its session is free at once, and its messages were never delivered."""
         self.receivers.discard(receiver)
+        self.accessed_at = self.env.now_ms() / 1000
         for accept in self._accepts:
             if accept.receiver is receiver:
                 self._drop_accept(accept)

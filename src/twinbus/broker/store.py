@@ -27,9 +27,8 @@ import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import IO
 
-from .filelock import try_lock
+from .filelock import lock_folder
 from .schema import (
     COUNT,
     COUNTED,
@@ -50,8 +49,7 @@ CACHE_KIB = 16 * 1024
 PAGE_BYTES = 8192  # a page of the usual 4 KB holds three messages of 1 KB and wastes the rest
 CHECKPOINT_BYTES = 8 << 20  # written to the log before it is copied into the database
 INLINE_UNITS = 16
-# A commit that holds the event loop up for longer sends those of the next second to the thread.
-SLOW_COMMIT = 0.02
+SLOW_COMMIT = 0.02  # a commit that takes longer sends those of the next second to the thread
 SLOW_DISK_SECONDS = 1.0
 # What goes to the log, roughly: it takes whole pages, so a commit costs some whatever is in it.
 COMMIT_BYTES = 12 << 10
@@ -88,15 +86,6 @@ Rows = list[tuple[object, ...]]
 Unit = tuple[Sequence[Change], Done, int]
 
 
-def _lock_folder(folder: Path) -> IO[bytes]:
-    """Two servers on one database would give the same message to two receivers."""
-    file = open(folder / "lock", "ab")  # noqa: SIM115 - held until the store closes
-    if not try_lock(file):
-        file.close()
-        raise StoreError(f"the data folder {folder} is in use by another process")
-    return file
-
-
 def _sorted_out(group: list[Unit]) -> tuple[dict[str, Rows], list[tuple[str, Rows]], dict[int, list[int]]]:
     """New messages, the other changes in order with equal statements together, and what they do to the counters."""
     inserts: dict[str, Rows] = {INSERT_PLAIN: [], INSERT: []}
@@ -130,6 +119,13 @@ def _count(
         counts[4] = last
 
 
+def _tell(done: Done, error: StoreError | None) -> None:
+    try:
+        done(error)
+    except Exception:
+        logger.exception("a callback after a commit failed")
+
+
 class Store:
     """The database of one namespace. Open it on the running event loop; every method is called there."""
 
@@ -142,7 +138,10 @@ class Store:
         # The folder holds keys and message bodies: nobody else may look.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / "namespace.db"
-        self._lock = _lock_folder(folder)
+        lock = lock_folder(folder)
+        if lock is None:
+            raise StoreError(f"the data folder {folder} is in use by another process")
+        self._lock = lock
         self.pending_bytes = 0
         self._syncs = durability is Durability.FULL
         self._slow_until = 0.0
@@ -152,6 +151,7 @@ class Store:
         self._reserved: dict[int, int] = {}
         self._pressed: list[Callable[[], None]] = []
         self._waiting: list[Unit] = []
+        self._joined: list[Unit] | None = None
         self._writing = False
         self._flush_scheduled = False
         self._collecting = False
@@ -224,6 +224,9 @@ class Store:
 
         An empty list is a barrier: `done` runs when everything submitted before it is committed.
         """
+        if self._joined is not None:
+            self._joined.append((changes, done, size))
+            return
         if self._closed:
             error = StoreError("the namespace is closing")
             self._loop.call_soon(done, error)
@@ -233,6 +236,30 @@ class Store:
         self._idle.clear()
         if not self._collecting:
             self._flush_soon()
+
+    def atomically(self, act: Callable[[], None], done: Done) -> None:
+        """Commit all that `act` submits as one unit, then call `done` as `submit` does.
+
+        Raises what `act` raises: then nothing of it is stored, and whoever submitted something is told so.
+        """
+        joined: list[Unit] = []
+        self._joined = joined
+        try:
+            act()
+        except BaseException:
+            self._joined = None
+            for _, told, _ in joined:
+                _tell(told, StoreError("what belongs to it was refused"))
+            raise
+        self._joined = None
+        changes = [change for unit in joined for change in unit[0]]
+
+        def committed(error: StoreError | None) -> None:
+            for _, told, _ in joined:
+                _tell(told, error)
+            done(error)
+
+        self.submit(changes, committed, sum(size for _, _, size in joined))
 
     def _flush_soon(self) -> None:
         if not self._writing and not self._flush_scheduled:
@@ -295,7 +322,7 @@ class Store:
             self._flush()  # let the disk work while the callbacks run
         for (_, done, size), error in zip(group, errors, strict=True):
             self.pending_bytes -= size
-            try:
+            try:  # `_tell` without the call: every message comes by here
                 done(error)
             except Exception:
                 logger.exception("a callback after a commit failed")

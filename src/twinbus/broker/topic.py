@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from .errors import BrokerError
-from .inbox import Counters, Done, Environment, Limits, Remembered
+from .inbox import Counters, Done, Environment, Remembered
+from .limits import Limits
 from .message import Arrival, Message, with_application_properties
 from .queue import Queue
 from .rules.ruleset import Failure

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Container
 
 from .message import Message
-from .schema import COLUMNS, State, message_key, sequence_of
+from .schema import COLUMNS, MAX_SEQUENCE, State, message_key, sequence_of
 
 LOAD_MESSAGES = 256
 MAX_MESSAGES = 1024
@@ -24,12 +24,34 @@ _NEXT = f"SELECT {COLUMNS} FROM messages WHERE id > ? AND id <= ? AND state = 0 
 _NEXT_OF_SESSION = (
     f"SELECT {COLUMNS} FROM messages WHERE session = ? AND id > ? AND id <= ? AND state = 0 ORDER BY id LIMIT ?"
 )
+_FREE = (
+    "SELECT id, state, session, enqueued_at, due_at, expires_at, delivery_count, size, NULL, NULL, NULL, x''"
+    " FROM messages WHERE id BETWEEN ? AND ? AND state < 2 AND enqueued_at < ? AND (? IS NULL OR session = ?)"
+    " ORDER BY id"
+)
 
 
 def read_message(reader: sqlite3.Connection, queue: int, sequence: int) -> Message | None:
     """A committed message, whatever its state."""
     row = reader.execute(_BY_KEY, (message_key(queue, sequence),)).fetchone()
     return from_row(row) if row else None
+
+
+def find_free(
+    reader: sqlite3.Connection, queue: int, before: int, count: int, held: Container[int], session: str | None
+) -> list[Message]:
+    """The oldest active or deferred messages that are not held, enqueued before a time; without their content."""
+    low, high = message_key(queue, 0), message_key(queue, MAX_SEQUENCE)
+    rows = reader.execute(_FREE, (low, high, before, session, session))
+    found: list[Message] = []
+    for row in rows:
+        message = from_row(row)
+        if message.sequence not in held:
+            found.append(message)
+            if len(found) == count:
+                rows.close()
+                break
+    return found
 
 
 def from_row(row: tuple[int, ...]) -> Message:

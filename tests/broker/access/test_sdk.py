@@ -27,7 +27,7 @@ from tests.broker.wire import async_administration
 from twinbus.broker import Namespace
 from twinbus.broker.security import sign
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 Client = Callable[..., ServiceBusClient]
 ROOT = "RootManageSharedAccessKey"

@@ -93,12 +93,12 @@ def served() -> Iterator[Served]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        listener, handler = asyncio.run_coroutine_threadsafe(listen(), loop).result(10)
+        listener, handler = asyncio.run_coroutine_threadsafe(listen(), loop).result(60)
         yield Served(registry, f"127.0.0.1:{listener.sockets[0].getsockname()[1]}")
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

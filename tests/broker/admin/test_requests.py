@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import time
 from typing import NamedTuple
+from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -13,7 +14,7 @@ from tests.broker.admin.conftest import POLICY, Served
 from twinbus.broker.admin import incoming
 from twinbus.broker.admin.api import MAX_SUBSCRIPTIONS_PER_TOPIC
 from twinbus.broker.admin.incoming import MAX_BODY_BYTES
-from twinbus.broker.descriptions import SubscriptionDescription, TopicDescription
+from twinbus.broker.descriptions import Counts, SubscriptionDescription, TopicDescription
 from twinbus.broker.security import sign
 
 SERVICE_BUS = b"http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
@@ -94,8 +95,77 @@ def test_a_method_that_does_not_fit_is_refused_with_those_that_do(served: Served
     assert (answer.status, answer.headers["Allow"]) == (405, "GET")
 
 
-def test_only_a_star_is_a_condition(served: Served) -> None:
-    assert send(served, "PUT", "/q", entry(), If_Match='"1"').status == 412
+def test_an_entity_is_changed_and_deleted_only_in_the_version_that_was_seen(served: Served) -> None:
+    seen = send(served, "PUT", "/q", entry()).headers["ETag"]
+    assert send(served, "GET", "/q").headers["ETag"] == seen
+    queue = served.registry.find("q")
+    assert queue is not None
+    queue.updated_at += 1
+    for method, body in (("PUT", entry()), ("DELETE", None)):
+        answer = send(served, method, "/q", body, If_Match=f'"{seen}"')
+        assert (answer.status, "has changed" in answer.detail) == (412, True)
+    now = send(served, "GET", "/q").headers["ETag"]
+    assert int(now) - int(seen) == 10_000_000
+    changed = send(served, "PUT", "/q", entry(), If_Match=now)
+    assert changed.status == 200
+    assert send(served, "DELETE", "/q", If_Match=changed.headers["ETag"]).status == 200
+
+
+def test_subscriptions_and_rules_have_the_version_of_the_subscription(served: Served) -> None:
+    rule = b'<Filter i:type="TrueFilter"/><Name>r</Name>'
+    assert send(served, "PUT", "/t", entry(b"TopicDescription")).status == 201
+    seen = send(served, "PUT", "/t/subscriptions/s", entry(b"SubscriptionDescription")).headers["ETag"]
+    assert send(served, "PUT", "/t/subscriptions/s/rules/r", entry(b"RuleDescription", rule)).status == 201
+    for path in ("/t/subscriptions/s", "/t/subscriptions/s/rules/r"):
+        assert send(served, "DELETE", path, If_Match="1").status == 412
+    assert seen
+    assert send(served, "DELETE", "/t/subscriptions/s/rules/r", If_Match="*").status == 200
+    assert send(served, "DELETE", "/t/subscriptions/s", If_Match="*").status == 200
+
+
+@pytest.mark.parametrize(
+    ("condition", "shown"),
+    [
+        ("startswith(path, 'a')", ["a1", "a2"]),
+        ("StartsWith(Path,'A') Eq False", ["b1"]),
+        ("messageCount gt 4", ["a2", "b1"]),
+        ("startswith(path, 'a') eq true and messageCount ge 5 AND messageCount lt 6", ["a2"]),
+        ("modifiedAt lt '2000-01-01T00:00:00Z'", []),
+        ("createdAt gt '2000-01-01'", ["a1", "a2", "b1"]),
+        ("accessedAt eq '1970-01-01T00:00:00'", ["a1", "a2", "b1"]),
+        ("startswith(path, ' and ')", []),
+    ],
+)
+def test_a_list_shows_what_its_filter_lets_pass(served: Served, condition: str, shown: list[str]) -> None:
+    for number, name in enumerate(("a1", "a2", "b1")):
+        assert send(served, "PUT", f"/{name}", entry()).status == 201
+        queue = served.registry.find(name)
+        assert queue is not None
+        queue.counts = Counts(active=5 * number)
+    answer = send(served, "GET", f"/$Resources/queues?$filter={quote(condition)}")
+    titles = ET.fromstring(answer.body).iterfind("{*}entry/{*}title")
+    assert [title.text for title in titles] == shown
+
+
+@pytest.mark.parametrize(
+    "condition", ["", "x" * 3000, "path eq 'a'", "messageCount gt many", "createdAt gt noon", "1=1; drop", "a or b"]
+)
+def test_a_filter_that_cannot_be_understood_is_refused(served: Served, condition: str) -> None:
+    answer = send(served, "GET", f"/$Resources/queues?$filter={quote(condition)}")
+    assert (answer.status, "$filter" in answer.detail) == (400, True)
+
+
+def test_an_authorization_rule_without_a_key_gets_one_with_every_update(served: Served) -> None:
+    rule = (
+        b'<AuthorizationRules><AuthorizationRule i:type="SharedAccessAuthorizationRule"><ClaimType>SharedAccessKey'
+        b"</ClaimType><ClaimValue>None</ClaimValue><Rights><AccessRights>Send</AccessRights></Rights>"
+        b"<KeyName>sender</KeyName></AuthorizationRule></AuthorizationRules>"
+    )
+    assert send(served, "PUT", "/q", entry(properties=rule)).status == 201
+    keys = {key.text for key in ET.fromstring(send(served, "GET", "/q").body).iterfind(".//{*}PrimaryKey")}
+    assert send(served, "PUT", "/q", entry(properties=rule), If_Match="*").status == 200
+    keys |= {key.text for key in ET.fromstring(send(served, "GET", "/q").body).iterfind(".//{*}PrimaryKey")}
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize(
@@ -139,7 +209,9 @@ def test_a_body_that_is_too_large_is_refused(served: Served) -> None:
     ("path", "detail"),
     [
         ("/%ff%fe", "The path must be UTF-8"),
-        ("/q?api-version=latest", "api-version must look like"),
+        ("/q?api-version=latest", "api-version must be one of 2017-04 to 2024-05"),
+        ("/q?api-version=2016-07", "api-version must be one of 2017-04 to 2024-05"),
+        ("/q?api-version=2099-01", "api-version must be one of 2017-04 to 2024-05"),
         ("/$Resources/queues?$skip=-1", "$skip must be a whole number"),
         ("/$Resources/queues?$top=ten", "$top must be a whole number"),
     ],

@@ -26,7 +26,7 @@ from twinbus.broker.queue import Queue
 DELETE = ServiceBusReceiveMode.RECEIVE_AND_DELETE
 LOCK_SECONDS = 30
 LOCK_OVER = LOCK_SECONDS + 2  # seconds after which every lock has run out, with some grace
-PATIENCE = 10.0  # seconds for something that should come at once
+PATIENCE = 60.0  # seconds for something that should come at once
 MOMENT = 0.1  # seconds for something that should not come
 # The SDK's tokens are good for an hour of the namespace's clock.
 MAX_AHEAD = 3000

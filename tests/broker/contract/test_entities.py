@@ -21,7 +21,7 @@ from tests.broker.contract.bus import PATIENCE, Bus, QueuePlace, SubscriptionPla
 from twinbus.broker import QueueDescription
 from twinbus.broker.descriptions import EntityStatus
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 OPENERS: dict[str, Callable[[ServiceBusClient], Any]] = {

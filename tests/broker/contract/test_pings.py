@@ -24,7 +24,7 @@ from tests.broker.contract.conftest import OpenPlace
 
 from twinbus.broker import NamespaceConfig
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 

@@ -28,7 +28,7 @@ from twinbus.broker.descriptions import AnyDescription
 from twinbus.broker.durations import TICKS_PER_SECOND
 from twinbus.broker.security import ROOT_POLICY
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 _Place = TypeVar("_Place", bound=Place)
 FAR = 3600  # seconds

@@ -29,6 +29,8 @@ from twinbus.broker.config import ConfigError, parse_config
 from twinbus.pairing.namespaces import Namespace as Dialled
 from twinbus.syphon import RequestFailed
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "events"
 
 

@@ -34,7 +34,7 @@ from tests.broker.contract.bus import (
 )
 from tests.broker.contract.conftest import OpenPlace
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 class Receiving:

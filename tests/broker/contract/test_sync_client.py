@@ -36,6 +36,8 @@ from twinbus.broker.background import NamespaceThread
 from twinbus.broker.durations import TICKS_PER_SECOND
 from twinbus.broker.queue import Queue
 
+pytestmark = pytest.mark.slow
+
 LOCK = LOCK_SECONDS * TICKS_PER_SECOND
 
 

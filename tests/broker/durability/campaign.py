@@ -25,7 +25,7 @@ SUBSCRIPTIONS = ("north", "south")
 SESSION_IDS = tuple(f"session-{number}" for number in range(8))
 # A lock that outlived a restart would keep its message from the final drain.
 LOCK = timedelta(minutes=5)
-PARK_SECONDS = 30.0
+PARK_SECONDS = 60.0
 
 
 def subscription_path(name: str) -> str:

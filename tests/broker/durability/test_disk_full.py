@@ -24,6 +24,7 @@ from tests.broker.wire import PlainHttp, ServeProcess, administration
 from twinbus.amqp.types import Array
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs or prlimit"),
     pytest.mark.parametrize("disk", [SmallFileSystem, LimitedProcess], indirect=True),
 ]
@@ -31,7 +32,7 @@ pytestmark = [
 NAMESPACE = "contoso"
 QUEUE = "orders"
 BODY = b"x" * 4000
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 30.0
 UUID = 0x98
 
 

@@ -16,7 +16,7 @@ from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.namespace import Namespace
 from twinbus.broker.window import LOAD_MESSAGES
 
-SECONDS = 10.0
+SECONDS = 60.0
 BEHIND = 10
 
 

@@ -21,6 +21,8 @@ from twinbus.broker.namespace import Namespace
 from twinbus.broker.schema import SCHEMA_VERSION
 from twinbus.broker.store import Store, StoreError
 
+pytestmark = pytest.mark.slow
+
 NAMESPACE = "contoso"
 
 

@@ -23,6 +23,8 @@ from twinbus.broker.namespace import Namespace
 from twinbus.broker.queue import Queue
 from twinbus.broker.store import Durability, Store
 
+pytestmark = pytest.mark.slow
+
 ACKNOWLEDGED = 20
 IN_LAST_COMMIT = 5
 FRAME_HEADER = 24

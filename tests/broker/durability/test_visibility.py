@@ -20,7 +20,7 @@ from twinbus.broker.schema import INSERT, PUT_SETTING, Change, message_key
 from twinbus.broker.store import CHECKPOINT_BYTES, INLINE_UNITS, Durability, Store, StoreError, Unit
 
 QUEUE = "orders"
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class Writer:

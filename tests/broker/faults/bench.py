@@ -16,7 +16,7 @@ from twinbus.broker import Fault, Namespace, QueueDescription
 from twinbus.broker.entities import AnyEntity
 from twinbus.broker.faults import ActiveFault
 
-PATIENCE = 20.0  # seconds for something that should come at once
+PATIENCE = 60.0  # seconds for something that should come at once
 SHORT = 0.5  # seconds after which a client may give up on something that never comes
 MANY = 1_000_000
 

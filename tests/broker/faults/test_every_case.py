@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
-from tests.broker.faults.bench import SHORT, Bench, Place, until
+from tests.broker.faults.bench import PATIENCE, SHORT, Bench, Place, until
 from tests.broker.faults.cases import CASES, Case
 
 from twinbus.broker import Kind, Operation
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 AT_ONCE = 12  # cases under way at the same time: the SDK mostly sleeps
 Runs = dict[str, "asyncio.Task[None]"]
@@ -60,9 +60,9 @@ async def strike(bench: Bench, case: Case, entity: bool) -> None:
     prepared = await prepare(place, operation)
     before = done(place, operation)
     active = bench.namespace.faults.add(case.struck(place.path if entity else None))
-    patience = SHORT if case.error is OperationTimeoutError else 20.0
+    patience = SHORT if case.error is OperationTimeoutError else PATIENCE
     if operation in (Operation.TOKEN, Operation.ATTACH) and case.error is OperationTimeoutError:
-        patience = 5.0  # it covers the connection, too, which takes a while when many are opened at once
+        patience = 15.0  # it covers the connection, too, which takes a while when many are opened at once
     raised = None
     try:
         await perform(place, operation, prepared, patience)

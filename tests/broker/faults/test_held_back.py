@@ -18,7 +18,7 @@ from tests.broker.faults.bench import MANY, SHORT, Bench, unanswered, until
 
 from twinbus.broker import Kind, Operation
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SEND = frozenset({Operation.SEND})
 RECEIVE = frozenset({Operation.RECEIVE})

@@ -23,7 +23,7 @@ from tests.broker.faults.bench import PATIENCE, SHORT, Bench, Place, unanswered,
 from twinbus.amqp.frames import SASL_HEADER
 from twinbus.broker import Kind, Operation
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 CONNECT = frozenset({Operation.CONNECT})
 

@@ -166,7 +166,7 @@ async def test_outcomes_for_four_billion_deliveries_take_no_time(namespace: Name
         assert isinstance(answer.state, amqp.Released)
         peer.send(FLOW._replace(handle=0, delivery_count=3, link_credit=0, echo=True))
         await peer.expect(amqp.Flow)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ async def test_a_client_that_asks_and_never_listens_is_not_listened_to_any_more(
 
         asking = asyncio.create_task(ask())
         await until(lambda: bool(connection._holds))
-        await asyncio.sleep(0.2)  # what was read before is still answered
+        await asyncio.sleep(1.0)  # what was read before is still answered
         written = unsent(connection)
         await asyncio.sleep(0.2)
         assert unsent(connection) == written < 1 << 20

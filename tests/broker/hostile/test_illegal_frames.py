@@ -186,7 +186,7 @@ REFUSED = [
     ("a number as address", sender_attach(QUEUE)._replace(target=amqp.Target(UInt(5))), "amqp:invalid-field"),
     ("an endless address", sender_attach("a/" * 5000), "amqp:invalid-field"),
     ("an endless name", sender_attach(QUEUE, name="n" * 5000), "amqp:invalid-field"),
-    ("a transaction", sender_attach(QUEUE)._replace(target=amqp.Coordinator()), "amqp:not-implemented"),
+    ("receiving from a coordinator", receiver_attach(QUEUE)._replace(source=amqp.Coordinator()), "amqp:invalid-field"),
     ("nowhere", sender_attach("nowhere"), "amqp:not-found"),
     ("the management of nothing", sender_attach("$management"), "amqp:not-found"),
     ("above the entity", sender_attach("../orders"), "amqp:not-found"),

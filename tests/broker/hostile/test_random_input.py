@@ -21,7 +21,7 @@ from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
 from twinbus.amqp.types import Symbol
 from twinbus.broker import Namespace
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 bounded = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 INTERNAL_ERROR = "amqp:internal-error"

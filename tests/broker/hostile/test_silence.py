@@ -26,7 +26,7 @@ from twinbus.broker import DEFAULT, Namespace, QueueDescription, connection, htt
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-MOMENT = 0.3
+MOMENT = 1.0  # enough for a client that has something to say, on a busy machine too
 # The first bytes of a TLS client.
 CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 

@@ -19,6 +19,8 @@ from tests.broker.profile.conftest import QUEUE, Serve
 from twinbus.broker import AZURE, Namespace, QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.broker.background import NamespaceThread
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = 30
 DELETE = ServiceBusReceiveMode.RECEIVE_AND_DELETE
 

@@ -16,7 +16,9 @@ from tests.broker.profile.conftest import QUEUE, Serve
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import EMPTY_FRAME
 
-IDLE = 0.4
+pytestmark = pytest.mark.slow
+
+IDLE = 1.0  # seconds, in which a busy machine gets everything done that must not wait longer
 
 
 async def test_an_idle_sender_is_detached_and_its_connection_closed_later(serve: Serve) -> None:
@@ -30,14 +32,14 @@ async def test_an_idle_sender_is_detached_and_its_connection_closed_later(serve:
         assert (detached.closed, detached.error.condition) == (True, "amqp:link:detach-forced")
         assert detached.error.description == (
             "The link 'sender-0' is force detached. Code: publisher(link0)."
-            " Details: AmqpMessagePublisher.IdleTimerExpired: Idle timeout: 0:00:00.400000."
+            " Details: AmqpMessagePublisher.IdleTimerExpired: Idle timeout: 00:00:01."
         )
         closed = await peer.expect(amqp.Close)
         assert time.monotonic() - started >= 2 * IDLE
         assert isinstance(closed.error, amqp.Error)
         assert closed.error.condition == "amqp:connection:forced"
         assert closed.error.description == (
-            "The connection was inactive for more than the allowed 400 milliseconds"
+            "The connection was inactive for more than the allowed 1000 milliseconds"
             " and is closed by container 'LinkTracker'."
         )
 
@@ -102,13 +104,14 @@ async def test_the_link_to_cbs_keeps_no_connection_alive(serve: Serve) -> None:
 async def test_a_silent_connection_is_closed_after_the_idle_timeout_and_empty_frames_keep_it(serve: Serve) -> None:
     async with Peer(await serve(idle_timeout=IDLE)) as peer:
         opened = await peer.open()
-        assert opened.idle_time_out == 400
-        started = time.monotonic()
-        while time.monotonic() - started < 2 * IDLE:
+        assert opened.idle_time_out == 1000
+        started = last = time.monotonic()
+        while last - started < 2 * IDLE:
+            last = time.monotonic()
             peer.write(EMPTY_FRAME)
             await asyncio.sleep(IDLE / 10)
         assert await peer.close_error() == "amqp:connection:forced"
-        assert time.monotonic() - started >= 3 * IDLE
+        assert time.monotonic() - last >= IDLE
 
 
 async def test_the_namespace_keeps_alive_a_client_that_asks_for_it(serve: Serve) -> None:

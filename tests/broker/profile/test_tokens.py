@@ -17,7 +17,7 @@ from twinbus.broker import NamespaceConfig
 from twinbus.broker.security import ALL_RIGHTS, BearerToken
 
 HOUR = 3600.0  # how long the raw client's tokens are good
-TICK = 0.1  # seconds: a short idle time lets the namespace look at its links often
+TICK = 0.25  # seconds: a short idle time lets the namespace look at its links often
 
 
 async def detached(link: RawLink) -> Refused:

@@ -1,11 +1,11 @@
 """The administration API as an HTTP handler: finds the operation, checks the right, answers in Atom.
 
-PUT     /{path}                             create; with `If-Match: *`, update
+PUT     /{path}                             create; with `If-Match: *` or an ETag, update
 GET     /{path}                             properties and what the entity holds
 DELETE  /{path}
 ...     /{topic}/subscriptions/{name}       the same for a subscription
 ...     /{topic}/subscriptions/{name}/rules/{rule}
-GET     /{topic}/subscriptions              lists, a page at a time: `$skip`, `$top`
+GET     /{topic}/subscriptions              lists, a page at a time: `$skip`, `$top`, `$filter`
 GET     /$Resources/queues, /$Resources/topics
 GET     /$namespaceinfo
 """
@@ -25,7 +25,16 @@ from aiohttp import web
 
 from twinbus.broker.admin import atom
 from twinbus.broker.admin.errors import Refusal, Refused, refusal_for
-from twinbus.broker.admin.incoming import address_of, body_of, is_update, page_of, path_of
+from twinbus.broker.admin.filters import condition_in
+from twinbus.broker.admin.incoming import (
+    address_of,
+    body_of,
+    check_version,
+    etag_of,
+    is_update,
+    page_of,
+    path_of,
+)
 from twinbus.broker.admin.properties import format_time, read_properties
 from twinbus.broker.admin.registry import (
     EntityExists,
@@ -168,7 +177,7 @@ class AdministrationApi:
     async def _get(self, call: _Call) -> web.Response:
         path = call.target["path"]
         view = self._registry.find(path)
-        return _feed(call.document.nothing(path)) if view is None else _entry(call.document.entity(view))
+        return _feed(call.document.nothing(path)) if view is None else _shown(call, view)
 
     async def _put(self, call: _Call) -> web.Response:
         path = call.target["path"]
@@ -182,21 +191,25 @@ class AdministrationApi:
                 raise EntityExists(view.description.path)
             self._check_room_for_entity()
             description = self._stored(call, base, None, found)
-            return _entry(call.document.entity(await self._registry.create(description)), 201)
+            return _shown(call, await self._registry.create(description), 201)
         if view is None:
             raise EntityNotFound(path)
+        check_version(call.request, view.updated_at)
         before = view.description
         if before.KIND != base.KIND:
             raise Refusal(400, f"SubCode=40000. '{path}' is a {before.KIND}, not a {base.KIND}.")
         description = self._stored(call, replace(base, path=before.path), before, found)
-        return _entry(call.document.entity(await self._registry.update(description)))
+        return _shown(call, await self._registry.update(description))
 
     async def _delete(self, call: _Call) -> web.Response:
+        view = self._registry.find(call.target["path"])
+        if view is not None:
+            check_version(call.request, view.updated_at)
         await self._registry.delete(call.target["path"])
         return web.Response()
 
     async def _get_subscription(self, call: _Call) -> web.Response:
-        return _entry(call.document.entity(self._subscription(call.target["topic"], call.target["name"])))
+        return _shown(call, self._subscription(call.target["topic"], call.target["name"]))
 
     async def _put_subscription(self, call: _Call) -> web.Response:
         found = atom.description_in(await body_of(call.request))
@@ -213,14 +226,17 @@ class AdministrationApi:
             rule = RuleDescription(created_at=self._clock()) if first is None else read_rule(first, None, self._clock())
             description = self._read(call, replace(base, rules=(rule,)), None, found)
             self._check(call, None, description)
-            return _entry(call.document.entity(await self._registry.create_subscription(description)), 201)
-        before = self._subscription(topic.description.path, name).description
+            return _shown(call, await self._registry.create_subscription(description), 201)
+        view = self._subscription(topic.description.path, name)
+        check_version(call.request, view.updated_at)
+        before = view.description
         base = SubscriptionDescription(before.topic, before.name, rules=before.rules)
         description = self._read(call, base, before, found)
         self._check(call, before, description)
-        return _entry(call.document.entity(await self._registry.update_subscription(description)))
+        return _shown(call, await self._registry.update_subscription(description))
 
     async def _delete_subscription(self, call: _Call) -> web.Response:
+        check_version(call.request, self._subscription(call.target["topic"], call.target["name"]).updated_at)
         await self._registry.delete_subscription(call.target["topic"], call.target["name"])
         return web.Response()
 
@@ -249,6 +265,7 @@ class AdministrationApi:
             raise EntityNotFound(path)
         if not is_update(call.request) and before is not None:
             raise EntityExists(path)
+        self._check_owner_version(call)
         rule = read_rule(found, call.target["rule"], self._clock() if before is None else before.created_at)
         others = tuple(one for one in owner.rules if one is not before)
         await self._with_rules(owner, (*others, rule))
@@ -258,8 +275,13 @@ class AdministrationApi:
         owner, rule = self._rule(call)
         if rule is None:
             raise EntityNotFound(f"{owner.path}/Rules/{call.target['rule']}")
+        self._check_owner_version(call)
         await self._with_rules(owner, tuple(one for one in owner.rules if one is not rule))
         return web.Response()
+
+    def _check_owner_version(self, call: _Call) -> None:
+        """Rules have no version of their own: they change with their subscription."""
+        check_version(call.request, self._subscription(call.target["topic"], call.target["name"]).updated_at)
 
     def _rule(self, call: _Call) -> tuple[SubscriptionDescription, RuleDescription | None]:
         owner = self._subscription(call.target["topic"], call.target["name"]).description
@@ -347,9 +369,18 @@ def _entity(target: dict[str, str]) -> str:
 
 def _page(call: _Call, title: str, path: str, views: Sequence[atom.AnyView]) -> web.Response:
     skip, top = page_of(call.request)
+    if "$filter" in call.request.query:
+        is_shown = condition_in(call.request.query["$filter"])
+        views = [view for view in views if is_shown(view)]
     # Without the first condition an empty page would link to itself for ever.
     more = top > 0 and len(views) > skip + top
     return _feed(call.document.listing(title, path, views[skip : skip + top], skip, top, more))
+
+
+def _shown(call: _Call, view: atom.AnyView, status: int = 200) -> web.Response:
+    answer = _entry(call.document.entity(view), status)
+    answer.headers["ETag"] = etag_of(view.updated_at)
+    return answer
 
 
 def _entry(body: bytes, status: int = 200) -> web.Response:

@@ -10,10 +10,12 @@ from aiohttp import web
 
 from twinbus.broker.admin.address import Address
 from twinbus.broker.admin.errors import Refusal
+from twinbus.broker.durations import TICKS_PER_SECOND as _TICKS_PER_SECOND
 
 MAX_BODY_BYTES = 1024 * 1024
 MAX_PAGE = 100
-NEWEST_VERSION = "2024-05"
+OLDEST_VERSION, NEWEST_VERSION = "2017-04", "2024-05"
+_EPOCH_TICKS = 621_355_968_000_000_000  # .NET counts from the year 1
 _BODY_SECONDS = 30
 _VERSION = re.compile(r"[0-9]{4}-[0-9]{2}")
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
@@ -33,17 +35,28 @@ def address_of(request: web.BaseRequest) -> Address:
     if not _HOST.fullmatch(request.host):
         raise Refusal(400, "SubCode=40000. The header Host must be a host name or address and a port.")
     version = request.query.get("api-version", NEWEST_VERSION)
-    if not _VERSION.fullmatch(version):
-        raise Refusal(400, f"SubCode=40000. The query option api-version must look like {NEWEST_VERSION}.")
+    if not _VERSION.fullmatch(version) or not OLDEST_VERSION <= version <= NEWEST_VERSION:
+        bounds = f"{OLDEST_VERSION} to {NEWEST_VERSION}"
+        raise Refusal(400, f"SubCode=40000. The query option api-version must be one of {bounds}.")
     return Address(request.scheme, request.host, version)
 
 
 def is_update(request: web.BaseRequest) -> bool:
     """Whether a PUT changes what must exist; without a condition it creates what must not."""
-    condition = request.headers.get("If-Match")
-    if condition not in (None, "*"):
-        raise Refusal(412, "Entities have no version: the header If-Match must be '*' or absent.")
-    return condition == "*"
+    return "If-Match" in request.headers
+
+
+def etag_of(updated_at: float) -> str:
+    """The version of what was changed last at a time: .NET's ticks, as the service has it."""
+    return str(_EPOCH_TICKS + round(updated_at * _TICKS_PER_SECOND))
+
+
+def check_version(request: web.BaseRequest, updated_at: float) -> None:
+    """Refuse to change or delete what is no longer the version that the client has seen."""
+    condition = request.headers.get("If-Match", "*").strip().removeprefix("W/").strip('"')
+    if condition not in ("*", etag_of(updated_at)):
+        detail = "SubCode=41200. The entity has changed: its ETag is not the one in the header If-Match."
+        raise Refusal(412, detail)
 
 
 async def body_of(request: web.BaseRequest) -> bytes:

@@ -20,7 +20,7 @@ from twinbus.broker.descriptions import (
     TopicDescription,
 )
 from twinbus.broker.durations import format_duration, parse_duration
-from twinbus.broker.security import Right
+from twinbus.broker.security import Right, generate_key
 
 SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 SCHEMA_INSTANCE = "http://www.w3.org/2001/XMLSchema-instance"
@@ -203,6 +203,8 @@ def _read_rule(found: ET.Element) -> AuthorizationRule:
         message = f"An authorization rule's rights are Send, Listen and Manage: {error}."
         raise InvalidDescription("authorization_rules", message) from error
     key_name, primary, secondary = (_text(found.find(_SB + name)) for name in ("KeyName", "PrimaryKey", "SecondaryKey"))
+    if found.find(f"{_SB}PrimaryKey") is None:
+        primary, secondary = generate_key(), secondary or generate_key()
     return AuthorizationRule(key_name, primary, secondary, granted)
 
 

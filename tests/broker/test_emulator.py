@@ -1,0 +1,163 @@
+"""Standing in for Microsoft's emulator: its configuration file, its ports and its connection string."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from tests.broker.wire import ServeProcess, administration
+from typer.testing import CliRunner
+
+from twinbus.broker.config import ConfigError
+from twinbus.broker.durations import TICKS_PER_MINUTE, TICKS_PER_SECOND
+from twinbus.broker.emulator import emulator_config
+from twinbus.cli.main import app
+
+QUEUE = {
+    "Name": "queue.1",
+    "Properties": {
+        "DeadLetteringOnMessageExpiration": False,
+        "DefaultMessageTimeToLive": "PT1H",
+        "DuplicateDetectionHistoryTimeWindow": "PT20S",
+        "ForwardDeadLetteredMessagesTo": "",
+        "ForwardTo": "",
+        "LockDuration": "PT30S",
+        "MaxDeliveryCount": 3,
+        "RequiresDuplicateDetection": False,
+        "RequiresSession": False,
+    },
+}
+RULES = [
+    {
+        "Name": "by-label",
+        "Properties": {
+            "FilterType": "Correlation",
+            "CorrelationFilter": {"Label": "red", "ContentType": "application/json", "Properties": {"Size": "Big"}},
+        },
+    },
+    {
+        "Name": "by-sql",
+        "Properties": {
+            "FilterType": "Sql",
+            "SqlFilter": {"SqlExpression": "Priority > 5"},
+            "Action": {"SqlExpression": "SET seen = 'yes'"},
+        },
+    },
+]
+TOPIC = {
+    "Name": "topic.1",
+    "Properties": {"DefaultMessageTimeToLive": "PT1H", "RequiresDuplicateDetection": False},
+    "Subscriptions": [
+        {"Name": "all", "Properties": {"MaxDeliveryCount": 2}},
+        {"Name": "some", "Properties": {"LockDuration": "PT1M"}, "Rules": RULES},
+    ],
+}
+
+
+def written(folder: Path, namespace: Any) -> Path:
+    file = folder / "Config.json"
+    content = {"UserConfig": {"Namespaces": [namespace], "Logging": {"Type": "File"}}}
+    file.write_text(json.dumps(content), encoding="utf-8-sig")  # as some editors of its users write it
+    return file
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path, {"Name": "sbemulatorns", "Queues": [QUEUE], "Topics": [TOPIC]})
+
+
+def test_the_file_says_what_it_says_to_the_emulator(file: Path) -> None:
+    [namespace] = emulator_config(file).namespaces
+    assert (namespace.name, namespace.port, namespace.administration_port) == ("sbemulatorns", 5672, 5300)
+    queue = namespace.queues[0].description
+    assert (queue.path, queue.lock_duration, queue.max_delivery_count) == ("queue.1", 30 * TICKS_PER_SECOND, 3)
+    assert (queue.default_message_time_to_live, queue.forward_to) == (60 * TICKS_PER_MINUTE, None)
+    everything, some = namespace.topics[0].subscriptions
+    assert [rule.name for rule in everything.rules] == ["$Default"]
+    assert [rule.name for rule in some.rules] == ["by-label", "by-sql"]
+
+
+def test_without_a_file_there_is_an_empty_namespace() -> None:
+    [namespace] = emulator_config().namespaces
+    assert (namespace.name, namespace.queues, namespace.topics) == ("sbemulatorns", (), ())
+
+
+@pytest.mark.parametrize(
+    ("namespace", "words"),
+    [
+        ({"Queues": []}, "Name"),
+        ({"Name": "n", "Queues": {"q": 1}}, "Queues"),
+        ({"Name": "n", "Queues": [{"Name": "q", "Properties": []}]}, "Properties"),
+        ({"Name": "n", "Queues": [{"Name": "q", "Properties": {"LockDuration": "PT9M"}}]}, "lock_duration"),
+        ({"Name": "n", "Queues": [{"Name": "q", "Properties": {"Colour": "red"}}]}, "colour"),
+        (
+            {"Name": "n", "Topics": [{"Name": "t", "Subscriptions": [{"Name": "s", "Rules": [{"Name": "r"}]}]}]},
+            "Filter",
+        ),
+    ],
+)
+def test_a_mistake_is_refused_with_its_place(tmp_path: Path, namespace: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        emulator_config(written(tmp_path, namespace))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("{", "not JSON"), ("[]", "1 entry"), ('{"UserConfig": {"Namespaces": [{}, {}]}}', "1 entry, not 2")],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "Config.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        emulator_config(file)
+
+
+def test_its_clients_are_served_with_its_key(file: Path, tmp_path: Path) -> None:
+    ports = ("--namespace", "sbemulatorns=0", "--administration-port", "0")
+    with ServeProcess(tmp_path / "data", "--durability", "memory", "--emulator", str(file), *ports) as server:
+        ready = server.ready["namespaces"]["sbemulatorns"]
+        rest = (
+            "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;"
+        )
+        with urlopen(f"http://127.0.0.1:{ready['administration_port']}/health") as answer:
+            assert answer.status == 200
+        with administration(f"Endpoint=sb://127.0.0.1:{ready['administration_port']};{rest}") as admin:
+            assert [queue.name for queue in admin.list_queues()] == ["queue.1"]
+        with ServiceBusClient.from_connection_string(f"Endpoint=sb://127.0.0.1:{ready['port']};{rest}") as client:
+            with client.get_topic_sender("topic.1") as sender:
+                sender.send_messages(
+                    [
+                        ServiceBusMessage("neither"),
+                        ServiceBusMessage("sql", application_properties={"Priority": 9}),
+                        ServiceBusMessage(
+                            "label",
+                            subject="red",
+                            content_type="application/json",
+                            application_properties={"Size": "Big"},
+                        ),
+                    ]
+                )
+            with client.get_subscription_receiver("topic.1", "some") as receiver:
+                received = receiver.receive_messages(3, max_wait_time=2)
+                received += receiver.receive_messages(3, max_wait_time=1)
+                assert sorted(str(message) for message in received) == ["label", "sql"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["Config.json"], "needs --emulator"),
+        (["--emulator", "--config", "namespace.toml"], "and not --config"),
+        (["--emulator", "missing.json"], "missing.json: cannot be read"),
+        (["--key", "key.pem"], "--key needs --certificate"),
+        (["--administration-port", "5672"], "more than one namespace"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert words in result.output
