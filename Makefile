@@ -1,8 +1,8 @@
 # Needs Python 3.11 to 3.13 and make, nothing else: every target makes .venv and installs what it uses.
 
 PYTHON ?= python3
-# Tests mostly wait for sockets and for the SDK's own sleeps, so two workers pay off even on one core.
-WORKERS ?= 2
+# Tests mostly wait for sockets and for the SDK's own sleeps, so four workers pay off even on two cores.
+WORKERS ?= 4
 # For example: make test PYTEST='-k lock'
 PYTEST ?=
 
@@ -14,10 +14,11 @@ INSTALLED := .venv/.installed
 INSTALLED_CONFORMANCE := .venv/.installed-conformance
 INSTALLED_SPARK35 := .venv-spark35/.installed
 # One module stays on one worker, so that a namespace started for a module is started once.
-RUN_PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+# Bytecode is kept, whatever the environment says: every process that a test starts would compile everything again.
+RUN_PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast test-kill test-spark35 demo conformance live bench-broker bench-memory bench-ledger generate bench-pairing bench-pipeline format constraints clean
+.PHONY: help venv check test test-fast test-kill test-spark35 proof demo conformance live bench-broker bench-memory bench-ledger generate bench-pairing bench-pipeline format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -69,6 +70,14 @@ test-kill: $(INSTALLED) ## Kill the syphon on Spark at 20 random moments: nothin
 
 test-spark35: $(INSTALLED_SPARK35) ## Run the tests of the pipeline on Spark 3.5
 	@.venv-spark35/bin/python -m pytest tests/pipeline tests/spark $(PYTEST)
+
+# Simulated runs and the seed of both; some cells take libfaketime (apt install libfaketime), and are left out without.
+RUNS ?= 100000
+SEED ?= 0
+proof: $(INSTALLED) ## Prove that nothing is lost: simulated runs, then faults over the real wire (RUNS=, SEED=; an hour)
+	@mkdir -p build
+	@$(BIN)/python -m twinbus.proof simulate --seed $(SEED) --runs $(RUNS) --json > build/simulation.json
+	@$(BIN)/python -m twinbus.proof matrix --seed $(SEED) --simulation build/simulation.json --write docs
 
 demo: $(INSTALLED) ## See it work: namespaces, messages and an outage, on this machine
 	@$(BIN)/python -m twinbus demo

@@ -50,3 +50,10 @@ async def health(request: Request) -> dict[str, Any]:
     """Well, also in an outage: orders are accepted. The entities say where they go."""
     status = request.app.state.client.status()
     return {"condition": status.condition.value, "entities": {one.path: one.state.value for one in status.entities}}
+
+
+@app.api_route("/failover/{entity:path}", methods=["POST", "DELETE"], status_code=204)
+async def fail_over(entity: str, request: Request) -> None:
+    """Take sends of an entity away from the primary, or back. For operators: put it behind their login."""
+    client = request.app.state.client
+    (client.fail_over if request.method == "POST" else client.fail_back)(entity)

@@ -43,7 +43,7 @@ def main(primary_name: str, ledger: str, html: str = "report.html") -> int:
     report = assemble(open_results(results.url), Wishes(book=load_prices()))
     with open(html, "w", encoding="utf-8") as file:
         file.write(render(report))
-    verdict = report.as_json()["verdict"]
+    verdict = report.to_json()["verdict"]
     print(verdict["sentence"])
     return 0 if verdict["valid"] and is_empty else 1
 

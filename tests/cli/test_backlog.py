@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.broker.contract.bus import let_pass
+from tests.cli.blocked_ledger import block
 from tests.syphon.bus import connect
 from tests.syphon.pumping import BACKLOG, Pair, bodies, envelope, numbered
 from typer.testing import CliRunner, Result
@@ -210,8 +211,8 @@ async def test_with_a_ledger_that_takes_nothing_no_dead_letter_is_removed(
 ) -> None:
     monkeypatch.setattr(command, "LEDGER_SECONDS", 0.5)
     await give_up(pair, numbered("orders", range(1)), "Bad")
-    (tmp_path / "file").write_text("in the way")
-    result = await invoke(pair, "backlog", "replay", "--yes", "--ledger", str(tmp_path / "file"))
+    block(tmp_path / "ledger")
+    result = await invoke(pair, "backlog", "replay", "--yes", "--ledger", str(tmp_path / "ledger"))
     assert result.exit_code == 1
     assert "Traceback" not in result.output
     assert (await ask(pair, "backlog", "list"))["queues"][0]["dead_letters"] == 1
@@ -237,7 +238,7 @@ async def test_status_shows_depth_age_and_destinations_of_the_backlog(pair: Pair
     assert queue["destinations"] == {"orders": 3, "bills": 2}
     assert queue["seen_all"]
     text = (await invoke(pair, "status")).stdout
-    assert "orders 3, bills 2" in text
+    assert [" ".join(line.split()) for line in text.splitlines()[-2:]] == ["3 0 orders", "2 0 bills"]
 
 
 async def test_status_shows_what_is_parked_for_a_destination_that_is_down(pair: Pair) -> None:
@@ -245,7 +246,7 @@ async def test_status_shows_what_is_parked_for_a_destination_that_is_down(pair: 
     await pair.drain()
     found = await ask(pair, "status", code=1)
     assert found["parked"] == {"gone": 2}
-    assert "parked: 2 messages for gone" in (await invoke(pair, "status")).stdout
+    assert "2 2 gone" in " ".join((await invoke(pair, "status")).stdout.split())
 
 
 async def test_status_without_the_right_to_manage_looks_into_the_queues_it_may_listen_to(pair: Pair) -> None:

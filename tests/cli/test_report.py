@@ -143,7 +143,7 @@ def test_prices_tiers_and_subscriptions_are_those_that_were_asked_for(store: Pat
         (["--since", "0001-01-01T00:00+23:00"], "--since must be a day or a time"),
         (["--until", "9999-12-31"], "--since and --until must be at most 3,660 days apart"),
         (["--primary-tier", "platinum"], "tier must be one of"),
-        (["--primary-units", "0"], "primary_units must be a whole number from 1 to"),
+        (["--primary-units", "0"], "--primary-units must be a whole number from 1 to"),
         (["--subscriptions", "events"], "--subscriptions must be a topic and a number, such as events=3"),
         (["--subscriptions", "events=9999"], "subscriptions of events must be a whole number from 0 to 2000"),
         (["--transfer-per-gb", "much"], "--transfer-per-gb must be a number"),

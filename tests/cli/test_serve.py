@@ -26,8 +26,10 @@ from twinbus.amqp.frames import SASL_HEADER
 from twinbus.broker.security import ConnectionString
 from twinbus.cli.main import app
 
+pytestmark = pytest.mark.slow
+
 ONE = ("--namespace", "contoso=0")
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def command(*arguments: str) -> list[str]:

@@ -305,7 +305,7 @@ async def test_closing_leaves_no_task_and_no_connection_behind(twins: Twins) -> 
         await receiver.receive_messages(1, max_wait_time=5)
         twins.primary.faults.add(Fault(Kind.BLACKHOLE, entity=dead, on=frozenset({At.SEND, At.ATTACH})))
         sender = paired.get_queue_sender(dead)
-        await sender.send_messages(ServiceBusMessage("x"), timeout=2)
+        await sender.send_messages(ServiceBusMessage("x"), timeout=6)
         assert twins.primary.connections
         assert twins.secondary.connections
     twins.primary.faults.clear()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from azure.servicebus import ServiceBusMessage
-from tests.pairing.twins import Twins, eventually
+from tests.pairing.twins import PATIENCE, Twins, eventually
 
 from twinbus import Condition, Event, Faulted, PairedClientFaultedError, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
@@ -18,8 +18,11 @@ from twinbus.client import runtime
 from twinbus.client.partnership import GRACE, Partnership, partner_of
 from twinbus.ledger.recorder import NamespaceRole
 
+pytestmark = pytest.mark.slow
+
 PRIMARY, SECONDARY = NamespaceRole.PRIMARY, NamespaceRole.SECONDARY
 SHORT = 0.3  # seconds of grace where the tests need not wait for the real ones
+ENOUGH = 2.0  # and where something is done within them, on a busy machine too
 
 
 @pytest_asyncio.fixture
@@ -45,7 +48,7 @@ async def faulted(paired: PairedServiceBusClient) -> float:
     started = asyncio.get_running_loop().time()
     seen: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
     paired.on_event(lambda event: seen.set_result(event) if isinstance(event, Faulted) else None)
-    await asyncio.wait_for(seen, 20)
+    await asyncio.wait_for(seen, PATIENCE)
     return asyncio.get_running_loop().time() - started
 
 
@@ -54,7 +57,7 @@ async def test_the_partner_of_a_closed_client_is_faulted_after_five_seconds(twin
         sender = paired.get_queue_sender("orders")
         await sender.send_messages(ServiceBusMessage("x"))
         await paired.secondary.close()
-        assert 4.9 < await faulted(paired) < 6.5
+        assert 4.9 < await faulted(paired) < 10
         status = paired.status()
         assert status.condition is Condition.FAULTED
         assert (status.primary_condition, status.secondary_condition) == (Condition.FAULTED, Condition.CLOSED)
@@ -87,12 +90,12 @@ async def test_the_partner_of_a_faulted_client_is_faulted_with_its_cause(twins: 
             partner.get_queue_sender("orders")
 
 
-@pytest.mark.usefixtures("short")
-async def test_a_partner_that_is_closed_in_time_is_not_faulted(twins: Twins) -> None:
+async def test_a_partner_that_is_closed_in_time_is_not_faulted(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "GRACE", ENOUGH)
     async with client(twins) as paired:
         await paired.primary.close()
         await paired.secondary.close()
-        await asyncio.sleep(2 * SHORT)
+        await asyncio.sleep(1.5 * ENOUGH)
         status = paired.status()
         assert status.condition is Condition.OPEN
         assert (status.primary_condition, status.secondary_condition) == (Condition.CLOSED, Condition.CLOSED)

@@ -15,6 +15,8 @@ from twinbus import Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
 from twinbus.broker import AZURE, DEFAULT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest_asyncio.fixture(params=[DEFAULT, AZURE], ids=["default", "azure"])
 async def twins(request: pytest.FixtureRequest) -> AsyncIterator[Twins]:

@@ -30,6 +30,8 @@ from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
 from twinbus.pairing.ping import ping_message
 
+pytestmark = pytest.mark.slow
+
 KINDS = OperationKind
 
 

@@ -35,6 +35,8 @@ from twinbus.broker import AZURE, DEFAULT, Fault, Kind
 from twinbus.broker.faults import Operation as At
 from twinbus.pairing.ping import ping_message
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = itertools.count(1)
 HOUR = 1800.0
 OUR_THREAD = "twinbus-background"
@@ -237,7 +239,7 @@ def test_closing_leaves_no_thread_and_no_socket_behind(twins: ThreadedTwins) -> 
         receiver = paired.get_queue_receiver(path)
         receiver.receive_messages(1, max_wait_time=5)
         twins.strike(Fault(Kind.BLACKHOLE, entity=dead, on=frozenset({At.SEND, At.ATTACH})))
-        assert paired.get_queue_sender(dead).send_messages(ServiceBusMessage("x"), timeout=2).route is Route.BACKLOG
+        assert paired.get_queue_sender(dead).send_messages(ServiceBusMessage("x"), timeout=6).route is Route.BACKLOG
     twins.clear()
     eventually(lambda: our_threads() == [])
     eventually(lambda: twins.connections == 0)

@@ -13,7 +13,7 @@ from twinbus.broker import Fault, Kind, Namespace, NamespaceConfig, Profile, Que
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.queue import Queue
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 _E = TypeVar("_E", bound=Event)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from dataclasses import MISSING, fields
@@ -109,3 +110,13 @@ def test_the_tree_of_errors_is_that_of_the_classes() -> None:
 def test_every_public_name_is_on_the_page() -> None:
     assert set(twinbus.__all__) - set(re.findall(r"\w+", PAGE)) == set()
     assert set(twinbus.aio.__all__) - set(re.findall(r"`(\w+)`", section("Clients"))) == set()
+
+
+def test_every_name_of_another_module_is_where_the_page_says() -> None:
+    for cell in rows("Other modules"):
+        first, *others = re.findall(r"[\w.]+", cell)
+        home, _, name = first.rpartition(".")
+        module = importlib.import_module(home)
+        for one in (name, *others):
+            place = importlib.import_module(one.rpartition(".")[0]) if "." in one else module
+            assert hasattr(place, one.rpartition(".")[2]), one

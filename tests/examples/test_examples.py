@@ -19,8 +19,10 @@ import pytest
 from twinbus.broker import Fault, Kind
 from twinbus.testing import TwinNamespaces
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SECONDS = 60
+SECONDS = 120
 
 
 @pytest.fixture
@@ -144,6 +146,15 @@ async def test_the_service_of_fastapi_accepts_orders_in_an_outage(twins: TwinNam
             assert (answer.status_code, answer.json()["route"]) == (202, "backlog")
             assert (await shop.get("/health")).json() == {"condition": "open", "entities": {"orders": "suspect"}}
         assert (await shop.post("/orders", json={})).status_code == 422
+
+
+async def test_operators_can_fail_the_service_of_fastapi_over_and_back(twins: TwinNamespaces) -> None:
+    app = module("fastapi_service").app
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://shop") as shop:
+        for ask, route in ((shop.post, "backlog"), (shop.delete, "primary")):
+            assert (await ask("/failover/orders")).status_code == 204
+            assert (await shop.post("/orders", json={"item": "tea"})).json()["route"] == route
 
 
 def module(name: str) -> Any:

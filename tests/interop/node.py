@@ -14,7 +14,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 INSTALL_SECONDS = 120.0
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def install(cache: Path) -> Path:

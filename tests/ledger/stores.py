@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 def memory_url() -> str:

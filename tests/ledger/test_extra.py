@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WITHOUT = "import sys; sys.modules['pyarrow'] = None; sys.modules['fsspec'] = None\n"
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

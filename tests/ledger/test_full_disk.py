@@ -70,7 +70,7 @@ def test_a_full_disk_costs_telemetry_rows_which_are_counted_and_nothing_else(dis
         started = time.monotonic()
         for one in sends(5000):
             writer.record(one)
-        assert time.monotonic() - started < 2.0
+        assert time.monotonic() - started < 10.0
         until(lambda: writer.status().failing is not None)
         status = writer.status()
         assert status.failing == "No space left on device"

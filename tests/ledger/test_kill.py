@@ -19,9 +19,11 @@ from twinbus.ledger.layout import parse_temp
 from twinbus.ledger.reading import read_ledger
 from twinbus.ledger.writer import LedgerWriter
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 ROUNDS = 6
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 class Recording:

@@ -21,6 +21,8 @@ from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
 from twinbus.syphon import AmqpError
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = 2000
 
 

@@ -168,7 +168,7 @@ def test_a_store_that_hangs_holds_nobody_up_and_the_ledger_says_what_is_missing(
         started = time.monotonic()
         for one in sends(1000):
             writer.record(one)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 5.0
         assert writer.status().waiting_rows == 110
         assert writer.status().dropped_rows == 900
         Obstinate.let_go.set()

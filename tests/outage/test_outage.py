@@ -23,6 +23,8 @@ from twinbus import Receipt, Recovered, Route, SendAvailabilityOptions, SyphonOp
 from twinbus.aio import PairedSender, PairedServiceBusClient
 from twinbus.pairing.options import Order
 
+pytestmark = pytest.mark.slow
+
 SENDERS = 8
 SESSIONS_EACH = 2  # of each sender and entity
 OUTAGES = 2

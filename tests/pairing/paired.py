@@ -24,7 +24,7 @@ from twinbus.pairing.core import Clock, Pairing
 from twinbus.pairing.events import Event
 from twinbus.pairing.options import SendAvailabilityOptions
 
-PATIENCE = 20.0  # seconds for something that should come at once
+PATIENCE = 60.0  # seconds for something that should come at once
 QUEUES = 3
 KINDS = ("sync", "aio")
 

@@ -38,7 +38,7 @@ async def no_faults(twins: Twins) -> AsyncIterator[None]:
     twins.primary.deliver_pings = False
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 def a_name() -> str:
@@ -231,7 +231,7 @@ async def test_a_ping_without_an_answer_is_broken_off(twins: Twins) -> None:
         fail(pairing, pairing.entity(path))
         failed = await events.next(PingFailed)
         assert isinstance(failed.error, AttemptTimeoutError)
-        assert asyncio.get_running_loop().time() - started < 2
+        assert asyncio.get_running_loop().time() - started < 4
 
 
 @pytest.mark.parametrize("gone", [False, True])

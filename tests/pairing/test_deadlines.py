@@ -6,30 +6,28 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
 
-from twinbus.pairing import deadlines
 from twinbus.pairing.deadlines import Budget, Pauses, Watchdog
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def now() -> list[float]:
     """The time, which a test can move on."""
-    current = [1000.0]
-    monkeypatch.setattr(deadlines.time, "monotonic", lambda: current[0])
-    return current
+    return [1000.0]
 
 
 def test_without_a_timeout_every_attempt_has_the_attempt_timeout(now: list[float]) -> None:
-    budget = Budget(None, 10.0)
+    budget = Budget(None, 10.0, lambda: now[0])
     now[0] += 1e6
     assert (budget.for_primary(), budget.for_backlog()) == (10.0, 10.0)
     assert (budget.left(), budget.before_backlog()) == (math.inf, math.inf)
 
 
 def test_attempts_on_the_primary_leave_time_for_one_on_the_backlog(now: list[float]) -> None:
-    budget = Budget(25.0, 10.0)
+    budget = Budget(25.0, 10.0, lambda: now[0])
     assert (budget.for_primary(), budget.for_backlog()) == (10.0, 10.0)
     now[0] += 10
     assert (budget.for_primary(), budget.for_backlog()) == (5.0, 10.0)
@@ -38,12 +36,12 @@ def test_attempts_on_the_primary_leave_time_for_one_on_the_backlog(now: list[flo
 
 
 def test_a_short_time_is_shared_half_and_half(now: list[float]) -> None:
-    budget = Budget(3.0, 10.0)
+    budget = Budget(3.0, 10.0, lambda: now[0])
     assert (budget.for_primary(), budget.for_backlog(), budget.before_backlog()) == (1.5, 3.0, 1.5)
 
 
 def test_pauses_grow_to_a_bound_and_vary() -> None:
-    pauses = Pauses()
+    pauses = Pauses(Random())
     taken = [pauses.next(1000.0) for _ in range(40)]
     assert all(one is not None for one in taken)
     for number, pause in enumerate(taken):
@@ -53,12 +51,12 @@ def test_pauses_grow_to_a_bound_and_vary() -> None:
 
 
 def test_a_pause_that_is_longer_than_what_is_left_is_not_taken() -> None:
-    assert Pauses().next(0.4) is None
-    assert Pauses().next(1.1) is not None
+    assert Pauses(Random()).next(0.4) is None
+    assert Pauses(Random()).next(1.1) is not None
 
 
 def test_with_no_bound_in_time_the_pauses_are_counted() -> None:
-    pauses = Pauses()
+    pauses = Pauses(Random())
     assert [pauses.next(math.inf) is None for _ in range(6)] == [False] * 5 + [True]
 
 

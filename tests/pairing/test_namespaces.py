@@ -24,6 +24,8 @@ from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.private_loop import PrivateLoop
 from twinbus.syphon import SasKey
 
+pytestmark = pytest.mark.slow
+
 on_the_wire = pytest.mark.asyncio(loop_scope="module")
 
 TOKEN = "a-token-for-tests"

@@ -20,6 +20,8 @@ from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import BacklogWarning
 from twinbus.pairing.sessions import DivertedSessions
 
+pytestmark = pytest.mark.slow
+
 PATH = "contoso/x-servicebus-transfer/{}"
 
 
@@ -138,7 +140,7 @@ async def test_a_look_without_an_answer_is_broken_off_and_leaves_no_connection(t
         twins.secondary.faults.add(Fault(Kind.BLACKHOLE, entity=PATH.format(index), on=frozenset({At.MANAGEMENT})))
     pairing = twins.pairing(order="session", attempt_timeout=0.5)
     background = twins.background(pairing)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await background.start()
         await background.close()
     assert {one.outcome for one in operations(pairing, OperationKind.PEEK)} == {Outcome.UNKNOWN}

@@ -18,6 +18,8 @@ from twinbus.pairing.errors import EntityFailedOverError, EnvelopeTooLargeError,
 from twinbus.pairing.events import FailedOver, OversizeWarning
 from twinbus.pairing.failover import Route
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 256 * 1024
 
 

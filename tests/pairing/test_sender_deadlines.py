@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from azure.servicebus import TransportType
 from azure.servicebus.exceptions import OperationTimeoutError
-from tests.pairing.paired import KINDS, Pair, Stage, text
+from tests.pairing.paired import KINDS, PATIENCE, Pair, Stage, text
 
 from twinbus.broker import Kind, Operation
 from twinbus.pairing.deadlines import watchdog
@@ -21,7 +21,9 @@ from twinbus.pairing.errors import AttemptTimeoutError, BacklogUnavailableError
 from twinbus.pairing.events import Diverted, FailedOver
 from twinbus.pairing.failover import Route
 
-ATTEMPT = 1.0
+pytestmark = pytest.mark.slow
+
+ATTEMPT = 2.0  # less than another one is left for what a busy machine adds
 # Connections may break off for a while after they were cut; nothing may come of them.
 LATER = 1.0
 
@@ -57,7 +59,7 @@ def test_a_new_connection_into_a_black_hole_is_given_up_after_the_attempt_timeou
     pair.freeze()
     started = time.monotonic()
     receipt = pair.sender().send_messages(text())
-    assert ATTEMPT <= time.monotonic() - started < ATTEMPT + 1
+    assert ATTEMPT <= time.monotonic() - started < 2 * ATTEMPT
     assert (receipt.route, sum(pair.stored)) == (Route.BACKLOG, 1)
     (failed_over,) = pair.events.all(FailedOver)
     assert isinstance(failed_over.error, AttemptTimeoutError)
@@ -75,7 +77,7 @@ def test_an_open_link_into_a_black_hole_is_given_up_after_the_attempt_timeout(
     pair.freeze()
     started = time.monotonic()
     receipt = sender.send_messages(text())
-    assert ATTEMPT <= time.monotonic() - started < ATTEMPT + 1
+    assert ATTEMPT <= time.monotonic() - started < 2 * ATTEMPT
     assert (receipt.route, sum(pair.stored)) == (Route.BACKLOG, 1)
 
 
@@ -85,7 +87,7 @@ def test_it_does_not_matter_where_the_silence_begins(pair: Pair, where: Operatio
     pair.strike(Kind.BLACKHOLE, on=frozenset({where}))
     started = time.monotonic()
     assert sender.send_messages(text()).route is Route.BACKLOG
-    assert time.monotonic() - started < ATTEMPT + 1
+    assert time.monotonic() - started < 2 * ATTEMPT
 
 
 def test_an_opening_that_was_given_up_never_sends_later_and_leaves_nothing_behind(pair: Pair) -> None:
@@ -119,7 +121,7 @@ def test_a_black_hole_behind_tls_is_given_up_as_well(kind: str, transport: Trans
             pair.freeze()
             started = time.monotonic()
             assert sender.send_messages(text()).route is Route.BACKLOG
-            assert time.monotonic() - started < ATTEMPT + 1
+            assert time.monotonic() - started < 2 * ATTEMPT
             if kind == "sync":
                 # The thread is in the middle of the handshake, and ends all the same.
                 stage.wait_until(lambda: "twinbus-opening" not in own_threads())
@@ -133,8 +135,8 @@ def test_the_callers_timeout_covers_everything_and_leaves_time_for_the_backlog(s
     with stage.pair(kind, attempt_timeout=60) as pair:
         pair.freeze()
         started = time.monotonic()
-        receipt = pair.sender().send_messages(text(), timeout=3)
-        assert time.monotonic() - started < 3
+        receipt = pair.sender().send_messages(text(), timeout=6)
+        assert time.monotonic() - started < 6
         assert receipt.route is Route.BACKLOG
         stage.clear()
 
@@ -146,7 +148,7 @@ def test_if_nobody_answers_the_callers_time_is_kept_and_both_causes_are_told(sta
         started = time.monotonic()
         with pytest.raises(BacklogUnavailableError) as raised:
             pair.sender().send_messages(text(), timeout=1)
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 4
         assert isinstance(raised.value.primary_error, OperationTimeoutError)
         (error,) = raised.value.backlog_errors.values()
         assert isinstance(error, OperationTimeoutError)
@@ -160,7 +162,7 @@ def test_a_schedule_into_a_black_hole_is_given_up_too(pair: Pair) -> None:
     started = time.monotonic()
     (number,) = sender.schedule_messages(text(), datetime.now(UTC) + timedelta(hours=1))
     assert (number < 0, sum(pair.stored)) == (True, 1)
-    assert time.monotonic() - started < ATTEMPT + 1
+    assert time.monotonic() - started < 2 * ATTEMPT
 
 
 def test_those_who_wait_for_their_turn_get_through_the_outage_as_well(pair: Pair) -> None:
@@ -181,9 +183,9 @@ def test_those_who_wait_for_their_turn_get_through_the_outage_as_well(pair: Pair
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(PATIENCE)
     assert routes == [Route.BACKLOG] * 5
-    assert time.monotonic() - started < ATTEMPT + 2
+    assert time.monotonic() - started < 3 * ATTEMPT
     assert (pair.received, sum(pair.stored)) == (1, 5)
 
 

@@ -92,5 +92,5 @@ async def test_what_a_task_raises_is_handed_over() -> None:
     running = Tasks(raised.set_result)
     running.open()
     running.begin(broken)
-    assert isinstance(await asyncio.wait_for(raised, 5), ZeroDivisionError)
+    assert isinstance(await asyncio.wait_for(raised, 30), ZeroDivisionError)
     await running.close()

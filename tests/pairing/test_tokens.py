@@ -24,8 +24,8 @@ from twinbus.pairing.tokens import AbortableCredential
 
 TOKEN = "a-token-for-tests"
 BACKLOG = "contoso/x-servicebus-transfer/0"
-ATTEMPT = 1.0
-PATIENCE = 20.0
+ATTEMPT = 2.0  # less than another one is left for what a busy machine adds
+PATIENCE = 60.0
 
 
 class Credential:
@@ -91,7 +91,7 @@ def test_a_token_that_is_renewed_on_an_open_link_and_does_not_come_outlasts_no_d
     credential.answers.clear()
     asked, started = credential.asked, time.monotonic()
     assert sender.send_messages(ServiceBusMessage("2")).route is Route.BACKLOG
-    assert ATTEMPT <= time.monotonic() - started < ATTEMPT + 1
+    assert ATTEMPT <= time.monotonic() - started < 2 * ATTEMPT
     # The open link and the fresh one have waited for the same answer, in one thread, which is all that is left.
     assert (credential.asked, len(token_threads())) == (asked + 1, 1)
 
@@ -103,7 +103,7 @@ def test_an_opening_that_waits_for_a_token_ends_when_it_is_given_up(
     started = time.monotonic()
     for number in range(2):
         assert sender.send_messages(ServiceBusMessage(str(number))).route is Route.BACKLOG
-    assert time.monotonic() - started < 2 * ATTEMPT + 1
+    assert time.monotonic() - started < 3 * ATTEMPT
     sender.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "twinbus-opening"]
     assert (credential.asked, len(token_threads())) == (1, 1)

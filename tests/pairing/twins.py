@@ -28,7 +28,7 @@ from twinbus.pairing.events import Event
 from twinbus.pairing.namespaces import Namespace as Side
 from twinbus.pairing.options import SendAvailabilityOptions
 
-PATIENCE = 20.0  # seconds for something that should come at once
+PATIENCE = 60.0  # seconds for something that should come at once
 USER = "user"  # may send and listen, and not manage
 
 _E = TypeVar("_E", bound=Event)

@@ -19,6 +19,13 @@ __all__ = ["spark", "untouched_logging"]
 SETTINGS = {"spark.sql.shuffle.partitions": "4"}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever waits for Spark to start is slow."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session that all tests share: they must not stop it, nor leave settings or tables behind."""

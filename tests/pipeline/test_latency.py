@@ -54,7 +54,7 @@ def test_there_are_percentiles_of_each_entity_and_of_all() -> None:
     assert everything.p90_us == pytest.approx(1.1**50.5, rel=0.05)
     assert everything.p99_us == pytest.approx(1.1**90.5, rel=0.05)
     assert everything.max_us == round(1.1**90.9)
-    assert everything.as_json()["stage"] == "direct"
+    assert everything.to_json()["stage"] == "direct"
 
 
 def test_no_percentile_is_above_the_longest() -> None:

@@ -154,7 +154,7 @@ def test_time_in_the_backlog_is_that_of_messages_that_were_moved() -> None:
     found = _only(outages_of(_activity((0, H.DIVERTED), (1, H.PING)), pa.Table.from_pylist(rows, schema=WAITS)))
     assert found.backlog_seconds_p50 == pytest.approx(90, rel=0.05)
     assert found.backlog_seconds_max == 90
-    assert found.as_json()["backlog_seconds_max"] == 90
+    assert found.to_json()["backlog_seconds_max"] == 90
 
 
 events = st.tuples(

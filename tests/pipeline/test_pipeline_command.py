@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,15 @@ WIDE = {"COLUMNS": "220", "NO_COLOR": "1", "TERM": "dumb"}
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["pipeline", *arguments], env=WIDE)
+
+
+@pytest.fixture(autouse=True)
+def untouched_signals() -> Iterator[None]:
+    """A command that watches handles signals until its process ends. That of the tests goes on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -82,10 +92,12 @@ def test_reconciliation_can_be_left_out_and_results_kept_elsewhere(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run", "{nothing}"], 1, "there is no ledger at this place"),
-        (["watch", "{nothing}"], 1, "there is no ledger at this place"),
+        (["run", "{nothing}"], 1, "there is no ledger at "),
+        (["watch", "{nothing}"], 1, "there is no ledger at "),
         (["watch", "{ledger}", "--interval", "0"], 2, "interval must be from 1 to 86400 seconds"),
         (["run", "{ledger}", "--log-level", "loud"], 2, "--log-level must be one of"),
+        (["run", "{ledger}", "--patience", "31d"], 2, "--patience must be from 0 to 30 days, not 31d"),
+        (["watch", "{ledger}", "--patience", "soon"], 2, "--patience must be a duration"),
         (["run", "{ledger}", "--results", "sftp://host/x"], 2, "sftp"),
         (["run", "{ledger}", "--master", "nonsense"], 2, "master must be one of"),
         (["run", "{ledger}", "--memory", "much"], 2, "memory must be"),

@@ -13,6 +13,17 @@ from twinbus.pipeline import session
 from twinbus.pipeline.errors import SparkMissing, SparkNotStarted
 from twinbus.pipeline.session import MASTER, running_spark, spark_session
 
+ASKING = """
+import sys
+from twinbus.pipeline.errors import SparkNotStarted
+from twinbus.pipeline.session import spark_session
+
+try:
+    spark_session(master=sys.argv[1])
+except SparkNotStarted as error:
+    print(error)
+"""
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -62,6 +73,7 @@ def test_every_kind_of_master_is_known(master: str) -> None:
 
 def test_an_error_never_holds_the_token_of_a_remote(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("grpc")
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")  # else it is set, and stays so for the tests that follow
     monkeypatch.setattr(session, "CONNECT_SECONDS", 0.5)
     with pytest.raises(SparkNotStarted, match=r"no Spark Connect server answers at 127\.0\.0\.1 within") as caught:
         spark_session(remote="sc://127.0.0.1:1/;token=SECRET")
@@ -74,8 +86,10 @@ def test_an_error_never_holds_the_token_of_a_remote(monkeypatch: pytest.MonkeyPa
 def test_a_master_that_does_not_answer_is_named_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(SparkNotStarted, match=f"no Spark master answers at {address} or 127.0.0.1:99999"):
-        spark_session(master=f"spark://{address},127.0.0.1:99999")
+    # In a process of its own: in this one Spark may run, for other tests, and then no master is asked.
+    asked = [sys.executable, "-c", ASKING, f"spark://{address},127.0.0.1:99999"]
+    shown = subprocess.run(asked, capture_output=True, check=True, text=True).stdout
+    assert shown.strip() == f"no Spark master answers at {address} or 127.0.0.1:99999"
 
 
 def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +100,7 @@ def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def test_without_what_connect_needs_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(SparkMissing, match=r"pip install 'twinbus\[connect\]'"):
         spark_session(remote="sc://127.0.0.1:1")

@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).with_name("fresh_machine.py")
 #: What Spark and its scripts call.
 TOOLS = ("bash", "chmod", "dirname", "env", "ls", "ps")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)

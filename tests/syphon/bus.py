@@ -13,7 +13,7 @@ from twinbus.broker import Namespace
 from twinbus.syphon import AmqpError, Connection, Delivery, Receiver, Sender, from_connection_string
 from twinbus.syphon.connection import Opening
 
-PATIENCE = 20.0  # seconds for something that should come at once
+PATIENCE = 60.0  # seconds for something that should come at once
 MOMENT = 0.1  # seconds for something that should not come
 
 

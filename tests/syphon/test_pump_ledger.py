@@ -17,6 +17,8 @@ from twinbus.syphon.drain import CALM
 from twinbus.syphon.errors import TimedOut
 from twinbus.syphon.ledger_gate import OnDurable
 
+pytestmark = pytest.mark.slow
+
 LOCK = 6.0  # seconds
 MESSAGES = 100
 

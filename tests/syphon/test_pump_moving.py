@@ -17,6 +17,8 @@ from twinbus.broker.namespace import Namespace
 from twinbus.ledger import OperationKind
 from twinbus.pairing.events import EventBus, Moved
 
+pytestmark = pytest.mark.slow
+
 ON_SEND = frozenset({Operation.SEND})
 ON_SETTLE = frozenset({Operation.SETTLE})
 

@@ -16,6 +16,8 @@ from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Namespace, Operation
 from twinbus.ledger import OperationKind
 from twinbus.syphon import RELEASE
 
+pytestmark = pytest.mark.slow
+
 ON_SEND = frozenset({Operation.SEND})
 SESSIONS = [f"s{number}" for number in range(7)]
 

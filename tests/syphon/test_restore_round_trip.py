@@ -23,7 +23,7 @@ from twinbus.pairing import aliases
 from twinbus.pairing.envelope import wrap_all
 from twinbus.syphon import dead_letter
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 Mode = Literal["remaining", "restart"]
 PAST = datetime(2020, 2, 29, 12, 30, 1, 250_000, tzinfo=UTC)

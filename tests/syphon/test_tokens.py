@@ -115,7 +115,7 @@ async def test_the_token_says_what_it_is_and_what_it_is_for() -> None:
     async with Listening() as listening:
 
         async def client() -> None:
-            async with listening.connect(timeout=1.0) as connection:
+            async with listening.connect() as connection:
                 await connection.attach_sender("contoso/x-servicebus-transfer/0/$DeadLetterQueue")
 
         asking = asyncio.ensure_future(client())

@@ -7,33 +7,38 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from azure.core.exceptions import AzureError
-from rich.console import Console
-from rich.table import Table
 
-from twinbus.ledger.errors import LedgerError
 from twinbus.ledger.recorder import NullRecorder
-from twinbus.operations.backlog import BacklogQueueView, list_queues
+from twinbus.operations.backlog import BacklogQueueView
 from twinbus.operations.dead_letters import CannotReplay, DeadLetter, Replay, Replayed, list_dead_letters
-from twinbus.pairing.naming import entity_key
+from twinbus.pairing.naming import backlog_path, entity_key
 from twinbus.syphon.errors import AmqpError
+from twinbus.syphon.verdicts import NOT_FOUND
 
-from .exits import BAD_USAGE
-from .namespaces import JsonOption, Pair, PrimaryNameOption, PrimaryOption, QueuesOption, SecondaryOption
-from .text import printable, size
+from .failing import check_ledger, failing
+from .namespaces import (
+    JsonOption,
+    Pair,
+    PrimaryNameOption,
+    PrimaryOption,
+    QueuesOption,
+    Refused,
+    SecondaryOption,
+    Unanswered,
+)
+from .text import aligned, printable, size
 
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`
     from twinbus.ledger.writer import LedgerWriter
 
 DEFAULT_LIMIT = 1000
 LEDGER_SECONDS = 20.0  # a third of a lock
-_Result = TypeVar("_Result")
 
 app = typer.Typer(no_args_is_help=True, help="What waits in the backlog, and what lies dead there.")
 
@@ -61,7 +66,8 @@ def list_command(
 
     Example: twinbus backlog list
     """
-    _print_queues(_queues(primary, secondary, primary_name, queues), as_json, "there are no backlog queues")
+    found, nothing = _queues(primary, secondary, primary_name, queues)
+    _print_queues(found, as_json, nothing)
 
 
 @app.command()
@@ -76,8 +82,9 @@ def unused(
 
     Example: twinbus backlog unused --queues 5
     """
-    found = [one for one in _queues(primary, secondary, primary_name, queues) if not one.is_used]
-    _print_queues(found, as_json, f"all backlog queues are among the {queues} in use")
+    found, nothing = _queues(primary, secondary, primary_name, queues)
+    unused = [one for one in found if not one.is_used]
+    _print_queues(unused, as_json, f"all backlog queues are among the {queues} in use" if found else nothing)
 
 
 @app.command("dead-letters")
@@ -97,13 +104,13 @@ def dead_letters(
     Example: twinbus backlog dead-letters --reason RefusedByDestination
     """
     is_wanted = _filter(destination, reason, message_id)
-    with _errors_in_a_line():
+    with _failing():
         pair = Pair.of(primary, secondary, primary_name)
-        found = [one for one in _run(_dead_letters(pair, queues, limit)) if is_wanted(one)]
+        found = [one for one in asyncio.run(_dead_letters(pair, queues, limit)) if is_wanted(one)]
     if as_json:
         typer.echo(json.dumps({"dead_letters": [one._asdict() for one in found]}, ensure_ascii=False))
     else:
-        Console(highlight=False, markup=False).print(_letters_table(found) if found else "no dead letters")
+        typer.echo(_letters_table(found) if found else "no dead letters")
 
 
 @app.command()
@@ -131,13 +138,13 @@ def replay(
     Example: twinbus backlog replay --destination orders --reason ExpiredInBacklog
     """
     is_wanted = _filter(destination, reason, message_id)
-    with _errors_in_a_line():
+    with _failing():
         pair = Pair.of(primary, secondary, primary_name)
-        found = [one for one in _run(_dead_letters(pair, queues, limit)) if is_wanted(one)]
+        found = [one for one in asyncio.run(_dead_letters(pair, queues, limit)) if is_wanted(one)]
         if found and not yes:
             _ask(found)
         with _ledger(ledger) as writer:
-            done = _run(_replay(pair, found, writer))
+            done = asyncio.run(_replay(pair, found, writer))
     if as_json:
         left = [{"queue": queue, "sequence_number": number, "why": why} for (queue, number), why in done.left.items()]
         counts = {"chosen": len(found), "moved": done.moved, "not_completed": done.not_completed}
@@ -151,26 +158,39 @@ def replay(
 # ---- what is asked of the namespaces ----
 
 
-def _queues(primary: str, secondary: str, name: str | None, used: int) -> list[BacklogQueueView]:
-    async def ask() -> list[BacklogQueueView]:
-        async with pair.secondary_namespace.administration() as administration:
-            return await list_queues(administration, await pair.primary_name(), used)
+def _queues(primary: str, secondary: str, name: str | None, used: int) -> tuple[list[BacklogQueueView], str]:
+    """The queues, and what to say if there are none."""
 
-    with _errors_in_a_line():
+    async def ask() -> tuple[list[BacklogQueueView], str]:
+        known = await pair.primary_name()
+        nothing = f"there are no backlog queues of {known} in {pair.secondary.endpoint}"
+        return await pair.backlog_queues(known, used), nothing
+
+    with _failing():
         pair = Pair.of(primary, secondary, name)
-        return _run(ask())
+        return asyncio.run(ask())
 
 
 async def _dead_letters(pair: Pair, queues: int, limit: int) -> list[DeadLetter]:
-    name = await pair.primary_name()
     found: list[DeadLetter] = []
-    async with pair.secondary_namespace.administration() as administration:
-        listed = await list_queues(administration, name, queues)
+    paths = await _with_dead_letters(pair, queues)
     async with pair.secondary.open() as connection:
-        for queue in listed:
-            if queue.dead_letters:
-                found += await list_dead_letters(connection, queue.path, limit)
+        for path in paths:
+            try:
+                found += await list_dead_letters(connection, path, limit)
+            except AmqpError as error:
+                if error.condition != NOT_FOUND:
+                    raise
     return found
+
+
+async def _with_dead_letters(pair: Pair, queues: int) -> list[str]:
+    """The queues to look into. Who may not manage, and so not be told, looks into as many as the clients use."""
+    name = await pair.primary_name()
+    try:
+        return [one.path for one in await pair.backlog_queues(name, queues) if one.dead_letters]
+    except Refused:
+        return [backlog_path(name, index) for index in range(queues)]
 
 
 async def _replay(pair: Pair, letters: list[DeadLetter], writer: LedgerWriter | None) -> Replayed:
@@ -194,6 +214,7 @@ def _ledger(url: str | None) -> Iterator[LedgerWriter | None]:
         return
     from twinbus.ledger.writer import LedgerWriter
 
+    check_ledger(url)
     with LedgerWriter(url) as writer:
         yield writer
 
@@ -209,10 +230,6 @@ def _filter(destination: str | None, reason: str | None, ids: list[str] | None) 
         )
 
     return is_wanted
-
-
-def _run(work: Coroutine[Any, Any, _Result]) -> _Result:
-    return asyncio.run(work)
 
 
 # ---- what is printed ----
@@ -242,29 +259,28 @@ def _print_queues(queues: list[BacklogQueueView], as_json: bool, nothing: str) -
         ]
         typer.echo(json.dumps({"queues": rows}))
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("queue", overflow="fold")
-    for name in ("messages", "dead letters", "size", "full"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for one in queues:
-        note = "" if one.is_used else "not in use"
-        cells = [f"{one.messages:,}", f"{one.dead_letters:,}", size(one.bytes), f"{one.full:.1%}", note]
-        table.add_row(printable(one.path), *cells)
-    Console(highlight=False, markup=False).print(table if queues else nothing)
+    cells = [
+        (f"{one.messages:,}", f"{one.dead_letters:,}", size(one.bytes), f"{one.full:.1%}", _named(one))
+        for one in queues
+    ]
+    typer.echo(aligned(("messages", "dead letters", "size", "full", "queue"), cells) if queues else nothing)
 
 
-def _letters_table(letters: list[DeadLetter]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("enqueued (UTC)", "destination", "message id", "reason", "description"):
-        table.add_column(name, overflow="fold")
-    for one in letters:
-        at = ""
-        if one.enqueued_at_ms is not None:
-            at = datetime.fromtimestamp(one.enqueued_at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        cells = (at, one.destination or "", one.message_id or "", one.reason or "", one.description or "")
-        table.add_row(*map(printable, cells))
-    return table
+def _named(queue: BacklogQueueView) -> str:
+    return printable(queue.path) if queue.is_used else f"{printable(queue.path)} (not in use)"
+
+
+def _letters_table(letters: list[DeadLetter]) -> str:
+    headings = ("enqueued (UTC)", "reason", "destination", "message id", "description")
+    return aligned(headings, [_letter_cells(one) for one in letters], left=4)
+
+
+def _letter_cells(letter: DeadLetter) -> tuple[str, ...]:
+    at = ""
+    if letter.enqueued_at_ms is not None:
+        at = datetime.fromtimestamp(letter.enqueued_at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    texts = letter.reason, letter.destination, letter.message_id, letter.description
+    return at, *(printable(text or "") for text in texts)
 
 
 def _print_replayed(done: Replayed) -> None:
@@ -277,18 +293,5 @@ def _print_replayed(done: Replayed) -> None:
         typer.echo(f"{done.missing:,} were not seen again: somebody else has them")
 
 
-@contextmanager
-def _errors_in_a_line() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        _end(str(error), BAD_USAGE)
-    except TimeoutError:
-        _end("the namespace did not answer in time", 1)
-    except (AmqpError, AzureError, CannotReplay, LedgerError, OSError) as error:
-        _end(str(error).splitlines()[0] if str(error) else type(error).__name__, 1)
-
-
-def _end(message: str, code: int) -> NoReturn:
-    typer.echo(f"twinbus backlog: {message}", err=True)
-    raise typer.Exit(code) from None
+def _failing() -> AbstractContextManager[None]:
+    return failing("twinbus backlog", AmqpError, CannotReplay, Unanswered)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from twinbus.broker.durations import TICKS_PER_SECOND
-from twinbus.broker.toml_table import BadValue, duration, size
 from twinbus.ledger.recorder import Stage
 
-from .exits import BAD_USAGE
+from .failing import failing
+from .quantities import byte_count, decimal, seconds
 
 if TYPE_CHECKING:  # loaded when a command runs: the other commands do without
     from twinbus.pipeline.billing import Bill
     from twinbus.pipeline.estimate import Estimate
 
-MAX_SIZE = 100 * 1024 * 1024
-_MAX_DIGITS = 30
 _CENT = Decimal("0.01")
 #: Amounts below a cent are shown with as many digits as it takes.
 _SMALL = Decimal("0.000001")
@@ -45,34 +42,6 @@ app = typer.Typer(no_args_is_help=True)
 @app.callback()
 def cost() -> None:
     """What pairing costs."""
-
-
-def _seconds(option: str, text: str) -> Fraction:
-    try:
-        return Fraction(duration(_number_or_text(text)), TICKS_PER_SECOND)
-    except BadValue as error:
-        raise ValueError(f"{option} {error}") from None
-
-
-def _bytes(option: str, text: str) -> int:
-    try:
-        return size(0, MAX_SIZE)(_number_or_text(text))
-    except BadValue as error:
-        raise ValueError(f"{option} {error}") from None
-
-
-def _number_or_text(text: str) -> int | str:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else text
-
-
-def decimal(option: str, text: str) -> Decimal:
-    try:
-        number = Decimal(text if len(text) <= _MAX_DIGITS else "NaN")
-    except InvalidOperation:
-        number = Decimal("NaN")
-    if not number.is_finite():
-        raise ValueError(f"{option} must be a number, such as 250 or 0.5, not {text[:_MAX_DIGITS]!r}")
-    return number
 
 
 def _option(metavar: str, text: str) -> Any:
@@ -121,7 +90,7 @@ def estimate(
     from twinbus.pipeline.estimate import estimate as estimate_cost
     from twinbus.pipeline.prices import checked_price, load_prices
 
-    try:
+    with failing("twinbus cost"):
         book = load_prices(prices)
         if transfer_per_gb is not None:
             price = checked_price("--transfer-per-gb", decimal("--transfer-per-gb", transfer_per_gb))
@@ -132,14 +101,14 @@ def estimate(
             clients=clients,
             syphons=syphons,
             rate=decimal("--rate", rate),
-            size=_bytes("--size", message_size),
+            size=byte_count("--size", message_size),
             subscriptions=subscriptions,
-            outage=_seconds("--outage", outage),
+            outage=seconds("--outage", outage),
             messages=messages,
             days=days,
-            poll=_seconds("--poll", poll),
-            ping_interval=_seconds("--ping-interval", ping_interval),
-            failover_interval=_seconds("--failover-interval", failover_interval),
+            poll=seconds("--poll", poll),
+            ping_interval=seconds("--ping-interval", ping_interval),
+            failover_interval=seconds("--failover-interval", failover_interval),
             is_pinging=not link_probe,
             connections=connections,
             drain_rate=None if drain_rate is None else decimal("--drain-rate", drain_rate),
@@ -152,17 +121,10 @@ def estimate(
             is_one_subscription=not two_subscriptions,
         )
         found = estimate_cost(scenario, book, contract)
-    except ValueError as error:  # a price book, or a value out of its bounds
-        _refuse(str(error))
     if as_json:
         typer.echo(json.dumps(as_object(found), ensure_ascii=False))
     else:
         _print(found)
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"twinbus cost: {message}", err=True)
-    raise typer.Exit(BAD_USAGE)
 
 
 # ---- for programs ----

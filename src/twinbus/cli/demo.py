@@ -19,7 +19,7 @@ from rich.console import Console
 from twinbus.ledger.errors import ExtraMissing
 from twinbus.pipeline.errors import PipelineError
 
-from .exits import BAD_USAGE
+from .exits import BAD_USAGE, fail
 from .logs import LogFormat, configure_logs
 
 if TYPE_CHECKING:
@@ -52,11 +52,9 @@ def demo(
     Example: twinbus demo --fault blackhole
     """
     if fault not in FAULTS:
-        typer.echo(f"twinbus demo: --fault must be {' or '.join(FAULTS)}, not {fault!r}", err=True)
-        raise typer.Exit(BAD_USAGE)
+        fail("twinbus demo", f"--fault must be {' or '.join(FAULTS)}, not {fault!r}", BAD_USAGE)
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        typer.echo(f"twinbus demo: --folder must be an empty folder, or one that is not there yet: {folder}", err=True)
-        raise typer.Exit(BAD_USAGE)
+        fail("twinbus demo", f"--folder must be an empty folder, or one that is not there yet: {folder}", BAD_USAGE)
     configure_logs(LogFormat.TEXT, "error")  # what the pairing logs, the demo prints
     console = Console(highlight=False, stderr=as_json)
     place = nullcontext(str(folder)) if folder is not None else tempfile.TemporaryDirectory(prefix="twinbus-demo-")
@@ -65,14 +63,12 @@ def demo(
             ending = _run(Path(name), console, fault, seconds, seed)
             html = ending.html if folder is not None else _kept(ending.html)
     except KeyboardInterrupt:
-        typer.echo("twinbus demo: stopped", err=True)
-        raise typer.Exit(1) from None
+        fail("twinbus demo", "stopped")
     except (ExtraMissing, PipelineError, TimeoutError, RuntimeError, OSError) as error:
-        typer.echo(f"twinbus demo: {error}", err=True)
-        raise typer.Exit(1) from None
+        fail("twinbus demo", str(error))
     _tell(console, ending, html)
     if as_json:
-        typer.echo(json.dumps({**ending.as_json(), "report": str(html)}))
+        typer.echo(json.dumps({**ending.to_json(), "report": str(html)}))
     if ending.verdict.lost:
         raise typer.Exit(1)
 

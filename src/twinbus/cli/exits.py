@@ -2,4 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
+import typer
+
+FAILED = 1
 BAD_USAGE = 2
+
+
+def fail(command: str, message: str, code: int = FAILED) -> NoReturn:
+    """Say why in a line on standard error, and end."""
+    typer.echo(f"{command}: {message}", err=True)
+    raise typer.Exit(code) from None

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from twinbus.ledger.errors import LedgerError, reason_of
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
 
-from .exits import BAD_USAGE
-from .text import printable
+from .failing import failing
+from .text import aligned, printable
 
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`, which the other commands do without
     from twinbus.ledger.reading import SetAside
@@ -54,8 +49,9 @@ def show(
 
     Example: twinbus ledger show ./ledger --entity orders --limit 20
     """
-    kind, at, end = _code(OperationKind, operation), _code(Stage, stage), _code(Outcome, outcome)
-    with _errors_in_a_line():
+    with failing("twinbus ledger"):
+        kind = _code(OperationKind, "--operation", operation)
+        at, end = _code(Stage, "--stage", stage), _code(Outcome, "--outcome", outcome)
         from twinbus.ledger.reading import newest
         from twinbus.ledger.schema import message_key, pc
 
@@ -79,7 +75,7 @@ def show(
         typer.echo(json.dumps({"rows": rows, "set_aside": aside}, ensure_ascii=False))
         return
     _tell(found.set_aside)
-    Console(highlight=False, markup=False).print(_table(rows) if rows else "no rows")
+    typer.echo(_table(rows) if rows else "no rows")
 
 
 @app.command()
@@ -88,7 +84,7 @@ def compact(path: PathArgument, as_json: JsonOption = False) -> None:
 
     Example: twinbus ledger compact ./ledger
     """
-    with _errors_in_a_line():
+    with failing("twinbus ledger"):
         from twinbus.ledger.compact import compact as compact_ledger
 
         done = compact_ledger(path)
@@ -104,31 +100,14 @@ def compact(path: PathArgument, as_json: JsonOption = False) -> None:
     )
 
 
-def _code(codes: type[_Code], name: str | None) -> _Code | None:
+def _code(codes: type[_Code], option: str, name: str | None) -> _Code | None:
     if name is None:
         return None
     try:
         return codes[name.upper()]
     except KeyError:
         known = ", ".join(one.name.lower() for one in codes)
-        typer.echo(f"twinbus ledger: {name!r} is not one of {known}", err=True)
-        raise typer.Exit(BAD_USAGE) from None
-
-
-@contextmanager
-def _errors_in_a_line() -> Iterator[None]:
-    try:
-        yield
-    except LedgerError as error:
-        message, code = str(error), 1
-    except ValueError as error:  # a URL that cannot be used
-        message, code = str(error), BAD_USAGE
-    except (OSError, ImportError) as error:
-        message, code = reason_of(error) if isinstance(error, OSError) else str(error), 1
-    else:
-        return
-    typer.echo(f"twinbus ledger: {message}", err=True)
-    raise typer.Exit(code)
+        raise ValueError(f"{option} must be one of {known}, not {name!r}") from None
 
 
 def _tell(set_aside: list[SetAside]) -> None:
@@ -147,19 +126,18 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
     return readable
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("time (UTC)", "operation", "stage", "entity", "outcome", "message id"):
-        table.add_column(name, overflow="fold")
-    for name in ("bytes", "count", "latency"):
-        table.add_column(name, justify="right")
-    table.add_column("error", overflow="fold")
-    for row in rows:
-        at = datetime.fromisoformat(row["ts"]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-        entity = row["entity"]
-        if row["destination"] not in (None, entity):
-            entity = f"{entity} → {row['destination']}"
-        latency = "" if row["latency_us"] is None else f"{row['latency_us'] / 1000:.1f} ms"
-        cells = [at, row["operation"], row["stage"], entity, row["outcome"], row["message_id"] or ""]
-        table.add_row(*map(printable, [*cells, row["bytes"], row["count"], latency, row["error"] or ""]))
-    return table
+def _table(rows: list[dict[str, Any]]) -> str:
+    """A line for each row; what can be long stands at its end."""
+    headings = ("time (UTC)", "operation", "stage", "outcome", "latency", "bytes", "count", "entity, message, error")
+    return aligned(headings, [_cells(row) for row in rows], left=4)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    at = datetime.fromisoformat(row["ts"]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    entity = row["entity"]
+    if row["destination"] not in (None, entity):
+        entity = f"{entity} → {row['destination']}"
+    latency = "" if row["latency_us"] is None else f"{row['latency_us'] / 1000:.1f} ms"
+    about = "  ".join(filter(None, (entity, row["message_id"], row["error"])))
+    figures = latency, row["bytes"], row["count"]
+    return tuple(map(printable, (at, row["operation"], row["stage"], row["outcome"], *figures, about)))

@@ -13,7 +13,8 @@ from typer.main import get_group
 
 from twinbus import __version__
 
-from .settings import apply, settings
+from .exits import BAD_USAGE, fail
+from .settings import BadSettings, apply, settings
 
 #: Each command and where it lives: a function, or a `typer.Typer` of several commands.
 HOMES = {
@@ -42,7 +43,10 @@ class Commands(Mapping[str, Any]):
             alone.command(name)(found)
             command = get_single(alone)
         command.name = name
-        apply(command, name, settings(frozenset(HOMES)))
+        try:
+            apply(command, name, settings(frozenset(HOMES)))
+        except BadSettings as error:
+            fail("twinbus", str(error), BAD_USAGE)
         return command
 
     def __iter__(self) -> Iterator[str]:

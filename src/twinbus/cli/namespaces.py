@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 
+from twinbus.operations.backlog import BacklogQueueView, list_queues
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.naming import backlog_path
 from twinbus.syphon.connector import Side
 
-NAME_TIMEOUT = 30.0
+from .failing import system_words
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+ADMINISTRATION_SECONDS = 30.0
 
 PrimaryOption = Annotated[
     str, typer.Option(envvar="TWINBUS_PRIMARY", help="Connection string of the primary.", show_default=False)
@@ -22,7 +31,11 @@ SecondaryOption = Annotated[
 ]
 QueuesOption = Annotated[int, typer.Option(min=1, help="How many backlog queues the clients use.")]
 PrimaryNameOption = Annotated[
-    str | None, typer.Option(help="First part of the backlog queues' paths, if the primary's host does not say.")
+    str | None,
+    typer.Option(
+        envvar="TWINBUS_PRIMARY_NAME",
+        help="First part of the backlog queues' paths, if the primary's host is an address.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 
@@ -36,6 +49,14 @@ def side_of(option: str, text: str) -> Side:
         return Side.from_connection_string(text)
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
+
+
+class Unanswered(Exception):  # noqa: N818 - what it is
+    """A namespace could not be asked, or refused; the text names it and says why, in a line without a key."""
+
+
+class Refused(Unanswered):
+    """It did not accept the key, or the key has not the right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +80,51 @@ class Pair:
     async def primary_name(self) -> str:
         """The first part of the backlog queues' paths. A host that is an address says nothing: the namespace does.
 
-        Raises `azure.core.exceptions.AzureError` or `TimeoutError` if it has to be asked and does not answer.
+        Raises `Unanswered` if it has to be asked and does not answer.
         """
         name = self.given_name or self.primary_namespace.name
-        return name or await _ask_for_name(self.primary_namespace)
+        if name:
+            return name
+        try:
+            async with _asking("primary", self.primary_namespace) as administration:
+                properties = await administration.get_namespace_properties()
+        except Unanswered as error:
+            raise Unanswered(
+                f"{error}. Its host is an address, so its name must be asked for, or given: --primary-name"
+            ) from error
+        return str(properties.name)
+
+    async def backlog_queues(self, name: str, used: int) -> list[BacklogQueueView]:
+        """All backlog queues in the secondary of the primary with this name.
+
+        Raises `Unanswered`; of these `Refused` if the key has no right to manage.
+        """
+        async with _asking("secondary", self.secondary_namespace) as administration:
+            return await list_queues(administration, name, used)
 
 
-async def _ask_for_name(namespace: Namespace) -> str:
-    async with asyncio.timeout(NAME_TIMEOUT), namespace.administration() as administration:
-        properties = await administration.get_namespace_properties()
-    return str(properties.name)
+@asynccontextmanager
+async def _asking(role: str, namespace: Namespace) -> AsyncIterator[ServiceBusAdministrationClient]:
+    """The administration of a namespace; what goes wrong there becomes `Unanswered`."""
+    who = f"the {role} {namespace.fully_qualified_namespace}"
+    try:
+        async with asyncio.timeout(ADMINISTRATION_SECONDS), namespace.administration() as administration:
+            yield administration
+    except ClientAuthenticationError as error:
+        raise Refused(f"{who} refuses: the key is wrong, or has no right to manage") from error
+    except HttpResponseError as error:
+        raise Unanswered(f"{who} answers {error.status_code} {error.reason or ''}".rstrip()) from error
+    except TimeoutError as error:
+        raise Unanswered(f"{who} did not answer within {ADMINISTRATION_SECONDS:g} s") from error
+    except (AzureError, OSError) as error:
+        raise Unanswered(f"{who} cannot be reached: {_why(error)}") from error
+
+
+def _why(error: BaseException) -> str:
+    """The system's words where a connection failed, else the class: the SDK's text may hold more than it should."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno is not None:
+            return system_words(found)
+        found = getattr(found, "inner_exception", None) or found.__cause__
+    return type(error).__name__

@@ -8,18 +8,17 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from twinbus.ledger.errors import LedgerError, reason_of
-from twinbus.pipeline.errors import PipelineError
-
-from .exits import BAD_USAGE
+from .exits import BAD_USAGE, fail
+from .failing import failing
 from .logs import LEVELS, LogFormat, configure_logs
+from .quantities import seconds
 from .text import printable
 
 if TYPE_CHECKING:  # they need libraries of the extra `spark`
@@ -44,6 +43,13 @@ ReconcileOption = Annotated[
 DrainedOption = Annotated[
     bool, typer.Option("--drained", help="Backlog and destinations are empty: what has not arrived is lost.")
 ]
+PatienceOption = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="How long after a message was accepted its receivers must still report for it to be lost, such as 30m.",
+    ),
+]
 MasterOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Where Spark runs, such as spark://host:7077. Else on this machine.")
 ]
@@ -61,6 +67,7 @@ def run(
     results: ResultsOption = None,
     reconcile: ReconcileOption = True,
     drained: DrainedOption = False,
+    patience: PatienceOption = "1h",
     master: MasterOption = None,
     remote: RemoteOption = None,
     memory: MemoryOption = None,
@@ -76,10 +83,10 @@ def run(
     with _work(log_format, log_level):
         from twinbus.pipeline.ingest import ingest
 
-        store = _open(ledger, results)
+        store, judge = _open(ledger, results), _reconcile(reconcile, drained, patience)
         started = time.monotonic()
         with _spark(master, remote, memory, slots) as spark, _progress(as_json) as tell:
-            done = ingest(spark, ledger, store, reconcile=_reconcile(reconcile, drained), tell=tell)
+            done = ingest(spark, ledger, store, reconcile=judge, tell=tell)
             store.sweep()
         _print(store, done, time.monotonic() - started, as_json)
 
@@ -91,6 +98,7 @@ def watch(
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look for new files.")] = 60.0,
     reconcile: ReconcileOption = True,
     drained: DrainedOption = False,
+    patience: PatienceOption = "1h",
     master: MasterOption = None,
     memory: MemoryOption = None,
     slots: SlotsOption = None,
@@ -105,7 +113,7 @@ def watch(
     with _work(log_format, log_level):
         from twinbus.pipeline.watching import Watch
 
-        store = _open(ledger, results)
+        store, judge = _open(ledger, results), _reconcile(reconcile, drained, patience)
         started = time.monotonic()
 
         def on_run(done: Ingested) -> None:
@@ -115,9 +123,7 @@ def watch(
             started = time.monotonic()
 
         with _spark(master, None, memory, slots) as spark:
-            watching = Watch(
-                spark, ledger, store, interval=interval, on_run=on_run, reconcile=_reconcile(reconcile, drained)
-            )
+            watching = Watch(spark, ledger, store, interval=interval, on_run=on_run, reconcile=judge)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: watching.stop())
             watching.go()
@@ -127,21 +133,10 @@ def watch(
 def _work(log_format: LogFormat, log_level: str) -> Iterator[None]:
     """Errors in a line, each with its exit code."""
     if log_level.lower() not in LEVELS:
-        typer.echo(f"twinbus pipeline: --log-level must be one of {', '.join(LEVELS)}, not {log_level!r}", err=True)
-        raise typer.Exit(BAD_USAGE)
+        fail("twinbus pipeline", f"--log-level must be one of {', '.join(LEVELS)}, not {log_level!r}", BAD_USAGE)
     configure_logs(log_format, log_level)
-    try:
+    with failing("twinbus pipeline"):
         yield
-    except (LedgerError, PipelineError) as error:
-        message, code = str(error), 1
-    except ValueError as error:
-        message, code = str(error), BAD_USAGE
-    except (OSError, ImportError) as error:
-        message, code = reason_of(error) if isinstance(error, OSError) else str(error), 1
-    else:
-        return
-    typer.echo(f"twinbus pipeline: {message}", err=True)
-    raise typer.Exit(code)
 
 
 def _open(ledger: str, results: str | None) -> Results:
@@ -152,7 +147,7 @@ def _open(ledger: str, results: str | None) -> Results:
 
 @contextmanager
 def _spark(master: str | None, remote: str | None, memory: str | None, slots: int | None) -> Iterator[SparkSession]:
-    from twinbus.pipeline.session import is_running, running_spark
+    from twinbus.pipeline.session import check_workers, is_running, running_spark
 
     # Reading is work for the processor: more tasks than cores would only take memory from each other.
     tasks = max(2, os.cpu_count() or 1) if slots is None else slots
@@ -160,17 +155,22 @@ def _spark(master: str | None, remote: str | None, memory: str | None, slots: in
     # Spark's own number, 200, is for clusters.
     config = {"spark.sql.shuffle.partitions": str(4 * tasks)} if is_own else {}
     with running_spark(master=master, remote=remote, memory=memory, slots=tasks, config=config) as spark:
+        if not is_own:
+            check_workers(spark)
         yield spark
 
 
-def _reconcile(wanted: bool, drained: bool) -> Reconcile | None:
+def _reconcile(wanted: bool, drained: bool, patience: str) -> Reconcile | None:
     if not wanted:
         return None
     from functools import partial
 
-    from twinbus.pipeline.reconciliation import reconcile
+    from twinbus.pipeline.reconciliation import LEAST_PATIENCE, MOST_PATIENCE, reconcile
 
-    return partial(reconcile, drained=drained)
+    waits = float(seconds("--patience", patience))
+    if not LEAST_PATIENCE.total_seconds() <= waits <= MOST_PATIENCE.total_seconds():  # before Spark is started
+        raise ValueError(f"--patience must be from {LEAST_PATIENCE.days} to {MOST_PATIENCE.days} days, not {patience}")
+    return partial(reconcile, drained=drained, patience=timedelta(seconds=waits))
 
 
 @contextmanager

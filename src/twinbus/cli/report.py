@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from twinbus.ledger.errors import LedgerError, reason_of
+from twinbus.ledger.errors import reason_of
 from twinbus.pipeline.errors import PipelineError
 
-from .cost import decimal
-from .exits import BAD_USAGE
+from .failing import failing
+from .quantities import decimal
 
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`, which other commands do without
     from twinbus.pipeline.prices import PriceBook
@@ -62,7 +61,7 @@ def report(
 
     Example: twinbus report ./ledger --html report.html
     """
-    with _errors_in_a_line():
+    with failing("twinbus report"):
         from twinbus.pipeline.billing import Contract
         from twinbus.pipeline.report.assemble import Wishes, assemble, open_results
 
@@ -143,7 +142,7 @@ def _write_html(found: Report, path: Path) -> None:
 
 def _print(found: Report, html: Path | None, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(found.as_json(), ensure_ascii=False))
+        typer.echo(json.dumps(found.to_json(), ensure_ascii=False))
         return
     if html is not None:
         typer.echo(f"{found.headline.sentence} {html}")
@@ -151,21 +150,3 @@ def _print(found: Report, html: Path | None, as_json: bool) -> None:
     from twinbus.pipeline.report.terminal import show
 
     show(found, Console(highlight=False, markup=False))
-
-
-@contextmanager
-def _errors_in_a_line() -> Iterator[None]:
-    try:
-        yield
-    except (PipelineError, LedgerError) as error:
-        _fail(str(error), 1)
-    except ValueError as error:  # a price book, a tier, a time, a URL: what was asked for
-        _fail(str(error), BAD_USAGE)
-    except OSError as error:
-        name = f"{error.filename}: " if isinstance(error.filename, str) else ""
-        _fail(f"{name}{reason_of(error)}", 1)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"twinbus report: {message}", err=True)
-    raise typer.Exit(code)

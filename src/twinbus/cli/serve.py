@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +15,15 @@ import typer
 
 from twinbus.broker.certificate import CertificateError
 from twinbus.broker.config import Config, ConfigError, NamespaceConfig, load_config, parse_namespace
+from twinbus.broker.emulator import emulator_config
+from twinbus.broker.namespace import Namespace
 from twinbus.broker.profile import ProfileName
 from twinbus.broker.server import Server
 from twinbus.broker.store import Durability, StoreError
 
 from .event_loop import run_loop, spare_the_collector
-from .exits import BAD_USAGE
+from .exits import BAD_USAGE, fail
+from .failing import reason_with_place
 from .logs import LEVELS, LogFormat, configure_logs
 
 DEFAULT_NAMESPACE = "contoso=5672"
@@ -26,6 +31,12 @@ DEFAULT_DATA = Path(".twinbus")
 
 
 def serve(
+    emulator_file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG.JSON]", help="With --emulator: the configuration file of Microsoft's emulator."
+        ),
+    ] = None,
     namespace: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,6 +51,16 @@ def serve(
         Path | None, typer.Option(help=f"Folder for messages, keys and the certificate. Without it: {DEFAULT_DATA}.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of namespaces and entities.")] = None,
+    emulator: Annotated[
+        bool,
+        typer.Option(
+            "--emulator",
+            help="Stand in for Microsoft's emulator: its ports 5672 and 5300, its connection string, its CONFIG.JSON.",
+        ),
+    ] = False,
+    administration_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="One more port, for the administration of the first namespace.")
+    ] = None,
     profile: Annotated[
         ProfileName | None, typer.Option(help="azure demands of clients what the real service demands.")
     ] = None,
@@ -49,6 +70,10 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. Without it: 127.0.0.1.")] = None,
     control_port: Annotated[int, typer.Option(min=0, max=65535, help="Port for faults and counts; 0: a free one.")] = 0,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM file of a certificate for TLS. Without it one is made in the data folder.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file of its key, if that is another file.")] = None,
     deliver_pings: Annotated[
         bool, typer.Option("--deliver-pings", help="Hand pings to receivers, as a service that no longer hides them.")
     ] = False,
@@ -64,7 +89,8 @@ def serve(
         _refuse(f"--log-level must be one of {', '.join(LEVELS)}, not {log_level!r}")
     configure_logs(log_format, log_level)
     try:
-        settings = _settings(namespace, config)
+        base = _base(config, emulator, emulator_file)
+        settings = _settings(namespace, base, administration_port)
     except ConfigError as error:
         _refuse(str(error))
     changes = {"profile": profile, "durability": durability, "deliver_pings": deliver_pings or None}
@@ -74,29 +100,44 @@ def serve(
         namespaces=tuple(replace(one, **given) for one in settings.namespaces),  # type: ignore[arg-type]
         data=data or settings.data or DEFAULT_DATA,
         host=host or settings.host,
+        certificate=certificate or settings.certificate,
+        key=key if certificate else key or settings.key,
     )
+    if settings.key is not None and settings.certificate is None:
+        _refuse("--key needs --certificate")
     try:
         run_loop(_serve(settings, control_port, as_json))
     except (OSError, StoreError, CertificateError) as error:
-        typer.echo(f"twinbus serve: {error}", err=True)
-        raise typer.Exit(1) from None
+        fail("twinbus serve", reason_with_place(error) if isinstance(error, OSError) else str(error))
 
 
 def _refuse(message: str) -> NoReturn:
-    typer.echo(f"twinbus serve: {message}", err=True)
-    raise typer.Exit(BAD_USAGE)
+    fail("twinbus serve", message, BAD_USAGE)
 
 
-def _settings(names: list[str] | None, file: Path | None) -> Config:
-    """The configuration file's namespaces, with those of the command line added or their ports changed."""
-    config = load_config(file) if file is not None else Config(namespaces=())
+def _base(file: Path | None, emulator: bool, emulator_file: Path | None) -> Config:
+    """What the configuration file says, ours or that of Microsoft's emulator."""
+    if emulator and file is not None:
+        _refuse("--emulator reads CONFIG.JSON, and not --config")
+    if emulator_file is not None and not emulator:
+        _refuse("CONFIG.JSON needs --emulator; a TOML file is named with --config")
+    if emulator:
+        return emulator_config(emulator_file)
+    return load_config(file) if file is not None else Config(namespaces=())
+
+
+def _settings(names: list[str] | None, config: Config, administration_port: int | None) -> Config:
+    """The configuration's namespaces, with those of the command line added or their ports changed."""
     by_name = {one.name: one for one in config.namespaces}
     wanted = names if names or by_name else [DEFAULT_NAMESPACE]
     for text in wanted or ():
         parsed: NamespaceConfig = parse_namespace(text)
         known = by_name.get(parsed.name)
         by_name[parsed.name] = replace(known, port=parsed.port) if known else parsed
-    ports = [one.port for one in by_name.values() if one.port]
+    if administration_port is not None:
+        first = next(iter(by_name))
+        by_name[first] = replace(by_name[first], administration_port=administration_port)
+    ports = [port for one in by_name.values() for port in (one.port, one.administration_port) if port]
     for port in ports:
         if ports.count(port) > 1:
             raise ConfigError("--namespace", "", "port", f"{port} is given to more than one namespace")
@@ -121,7 +162,7 @@ def _as_json(server: Server) -> str:
     return json.dumps(
         {
             "namespaces": {
-                name: {"port": one.port, "connection_string": one.connection_string}
+                name: {"port": one.port, "connection_string": one.connection_string, **_administration(one)}
                 for name, one in server.namespaces.items()
             },
             "control": {"url": server.control.url, "token": server.control.token},
@@ -130,17 +171,38 @@ def _as_json(server: Server) -> str:
     )
 
 
+def _administration(namespace: Namespace) -> dict[str, int]:
+    port = namespace.administration_port
+    return {} if port == namespace.port else {"administration_port": port}
+
+
 def _as_text(server: Server, config: Config) -> str:
     lines = []
     for name, one in server.namespaces.items():
+        ports = f"port {one.port}"
+        if one.administration_port != one.port:
+            ports += f"  administration {one.administration_port}"
         kept = "nothing is kept" if one.store.durability is Durability.MEMORY else one.store.durability.value
         lines += [
-            f"{name}  port {one.port}  profile {one.profile.name.value}  durability {kept}",
+            f"{name}  {ports}  profile {one.profile.name.value}  durability {kept}",
             f"  {one.connection_string}",
         ]
     lines.append(f"faults and counts: {server.control.url}  token {server.control.token}")
     if server.certificate_file is not None:
         lines.append(f"over TLS, clients must trust {server.certificate_file}")
         lines.append(f"  administration client: connection_verify={str(server.certificate_file)!r}")
+    lines += ["in another terminal:", *(f"  {line}" for line in _exports(server))]
     lines.append("ready; Ctrl-C stops")
     return "\n".join(lines)
+
+
+def _exports(server: Server) -> list[str]:
+    """Lines for a shell: what the other commands and the examples read, the first namespace being the primary."""
+    names = list(server.namespaces)
+    variables = dict(zip(names, ("TWINBUS_PRIMARY", "TWINBUS_SECONDARY"), strict=False))
+    lines = []
+    for name in names:
+        variable = variables.get(name, re.sub(r"\W", "_", name.upper()) + "_CONNECTION_STRING")
+        lines.append(f"export {variable}={shlex.quote(server.namespaces[name].connection_string)}")
+    # Its host is an address, which does not say its name, and while it is down nobody can ask it.
+    return [*lines, f"export TWINBUS_PRIMARY_NAME={names[0]}"] if len(names) > 1 else lines

@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 FILE = "twinbus.toml"
@@ -38,7 +37,7 @@ LEDGER_ARGUMENTS = frozenset(
 MAX_BYTES = 1 << 20
 
 
-class BadSettings(typer.BadParameter):
+class BadSettings(Exception):  # noqa: N818 - what they are
     """The file cannot be used. Its message never holds a value: some are keys."""
 
 

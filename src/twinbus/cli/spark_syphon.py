@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from twinbus.ledger.proof import LedgerMode
-from twinbus.ledger.store import open_store
 from twinbus.pairing.naming import backlog_path
 from twinbus.pipeline.errors import SparkMissing
 from twinbus.syphon.terms import Terms
@@ -41,13 +40,8 @@ def spark_settings(
         from twinbus.pipeline.drain import loop
     except ImportError:
         raise SparkMissing from None
-    if ledger is not None:
-        try:
-            open_store(ledger)
-        except ValueError as error:
-            raise ValueError(f"--ledger: {error}") from None
-        if "://" not in ledger:
-            ledger = os.path.abspath(ledger)  # tasks are in folders of their own
+    if ledger is not None and "://" not in ledger:
+        ledger = os.path.abspath(ledger)  # tasks are in folders of their own
     return loop.Settings(
         options=terms.options,
         ttl=terms.ttl,

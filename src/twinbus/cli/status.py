@@ -8,29 +8,27 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from azure.core.exceptions import AzureError, ClientAuthenticationError
-from rich.console import Console
-from rich.table import Table
 
-from twinbus.ledger.errors import LedgerError
-from twinbus.operations.backlog import BacklogQueueView, Contents, list_queues, look_into, pages_for
-from twinbus.operations.states import EntityState, states_of
+from twinbus.operations.backlog import BacklogQueueView, Contents, look_into, pages_for
+from twinbus.operations.states import EntityState, State, states_of
 from twinbus.pairing.naming import backlog_path
 from twinbus.syphon.connection import Connection
 from twinbus.syphon.connector import Side
 from twinbus.syphon.errors import AmqpError
 
-from .exits import BAD_USAGE
-from .namespaces import JsonOption, Pair, PrimaryNameOption, PrimaryOption, QueuesOption, SecondaryOption
-from .text import age, printable, size
+from .failing import failing
+from .namespaces import JsonOption, Pair, PrimaryNameOption, PrimaryOption, QueuesOption, SecondaryOption, Unanswered
+from .text import age, aligned, printable, size
 
 REACH_SECONDS = 15.0
 #: Messages that are looked at in each queue to see where they are to go.
 LOOK_AT = 2_000
 DRAINING_MINUTES = 5
+#: Destinations that are listed by name unless all are asked for.
+MOST_DESTINATIONS = 10
 
 
 @dataclass(slots=True)
@@ -43,6 +41,13 @@ class QueueStatus:
     #: Why its messages could not be looked at.
     error: str | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits or lies dead in it, as far as can be told."""
+        if self.error is not None or self.contents.oldest_at_ms is not None:
+            return False
+        return self.view is None or not (self.view.messages or self.view.dead_letters)
+
 
 @dataclass(slots=True)
 class Status:
@@ -50,8 +55,9 @@ class Status:
 
     primary_error: str | None = None
     secondary_error: str | None = None
-    #: Why the queues' sizes are not known.
+    #: Why the queues' sizes are not known, or what they are called.
     administration_error: str | None = None
+    is_backlog_known: bool = True
     queues: list[QueueStatus] = field(default_factory=list)
     #: None without a ledger.
     entities: list[EntityState] | None = None
@@ -60,6 +66,11 @@ class Status:
     @property
     def parked(self) -> Counter[str]:
         return sum((one.contents.parked for one in self.queues), Counter())
+
+    @property
+    def destinations(self) -> Counter[str]:
+        """The messages that were looked at, by where they are to go."""
+        return sum((one.contents.destinations for one in self.queues), Counter())
 
     @property
     def moved_at(self) -> int | None:
@@ -81,6 +92,9 @@ def status(
         ),
     ] = None,
     minutes: Annotated[int, typer.Option(min=1, max=1440, help="How far to look back in the ledger.")] = 60,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show empty queues, entities that are well, and every destination.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show whether both namespaces answer, how deep, old and full the backlog is, and where sends go.
@@ -90,26 +104,17 @@ def status(
 
     Example: twinbus status --ledger ./ledger
     """
-    try:
+    with failing("twinbus status"):
         pair = Pair.of(primary, secondary, primary_name)
         entities = None if ledger is None else _states(ledger, minutes)
-    except ValueError as error:
-        _refuse(str(error), BAD_USAGE)
-    except (LedgerError, OSError) as error:
-        _refuse(str(error), 1)
     found = asyncio.run(_ask(pair, queues))
     found.entities = entities
     if as_json:
         typer.echo(json.dumps(as_document(found), ensure_ascii=False))
     else:
-        _print(found)
+        _print(found, show_all)
     if not is_well(found):
         raise typer.Exit(1)
-
-
-def _refuse(message: str, code: int) -> NoReturn:
-    typer.echo(f"twinbus status: {message}", err=True)
-    raise typer.Exit(code) from None
 
 
 # ---- asking ----
@@ -129,13 +134,11 @@ async def _ask(pair: Pair, count: int) -> Status:
     found.primary_error, found.secondary_error = await asyncio.gather(_reach(pair.primary), _reach(pair.secondary))
     if found.secondary_error is not None:
         return found
-    name = pair.given_name or pair.primary_namespace.name
-    if name is None:
-        try:
-            name = await pair.primary_name()
-        except (AzureError, TimeoutError, OSError):
-            found.administration_error = "the primary was not there to be asked for its name: give --primary-name"
-            return found
+    try:
+        name = await pair.primary_name()
+    except Unanswered as error:
+        found.administration_error, found.is_backlog_known = str(error), False
+        return found
     await _look(pair, name, count, found)
     return found
 
@@ -150,14 +153,9 @@ async def _reach(side: Side) -> str | None:
 
 async def _look(pair: Pair, name: str, count: int, found: Status) -> None:
     try:
-        async with asyncio.timeout(REACH_SECONDS), pair.secondary_namespace.administration() as administration:
-            views = await list_queues(administration, name, count)
-        found.queues = [QueueStatus(view.path, view) for view in views]
-    except ClientAuthenticationError:
-        found.administration_error = "sizes and dead letters are not known: the key has no right to manage"
-    except (AzureError, TimeoutError, OSError) as error:
-        found.administration_error = f"sizes and dead letters are not known: {type(error).__name__}"
-    if found.administration_error is not None:
+        found.queues = [QueueStatus(view.path, view) for view in await pair.backlog_queues(name, count)]
+    except Unanswered as error:
+        found.administration_error = f"sizes and dead letters are not known: {error}"
         found.queues = [QueueStatus(backlog_path(name, index)) for index in range(count)]
     try:
         async with pair.secondary.open() as connection:
@@ -184,11 +182,9 @@ async def _look_into(connection: Connection, queue: QueueStatus) -> bool:
 
 def is_well(found: Status) -> bool:
     """Whether nobody has to do anything."""
-    if found.primary_error or found.secondary_error:
+    if found.primary_error or found.secondary_error or not found.is_backlog_known:
         return False
-    views = [one.view for one in found.queues if one.view is not None]
-    waits = any(one.contents.oldest_at_ms is not None or one.error for one in found.queues)
-    return not waits and not any(view.messages or view.dead_letters for view in views)
+    return all(one.is_empty for one in found.queues)
 
 
 # ---- telling ----
@@ -244,55 +240,94 @@ def _time(at: int | None) -> str | None:
     return datetime.fromtimestamp(at / 1e6, UTC).isoformat(timespec="milliseconds") if at else None
 
 
-def _print(found: Status) -> None:
-    console = Console(highlight=False, markup=False)
+def _print(found: Status, show_all: bool) -> None:
     for name, error in (("primary", found.primary_error), ("secondary", found.secondary_error)):
-        console.print(f"{name}: {'answers' if error is None else 'does not answer: ' + printable(error)}")
+        typer.echo(f"{name}: {'answers' if error is None else 'does not answer: ' + printable(error)}")
     if found.administration_error:
-        console.print(found.administration_error)
+        typer.echo(found.administration_error)
     if found.queues:
-        console.print()
-        console.print(_queue_table(found))
-    elif found.secondary_error is None:
-        console.print("there are no backlog queues yet")
-    for path, count in sorted(found.parked.items()):
-        console.print(f"parked: {count:,} messages for {printable(path)}, which is down")
+        typer.echo("\n" + "\n".join(_queue_lines(found, show_all)))
+    elif found.secondary_error is None and found.administration_error is None:
+        typer.echo("there are no backlog queues yet")
+    if destinations := _destination_lines(found, show_all):
+        typer.echo("\n" + "\n".join(destinations))
     if found.entities is not None:
-        console.print()
-        console.print(_entity_table(found) if found.entities else "the ledger has no rows of that time")
-        console.print(_drain_line(found))
+        typer.echo("\n" + "\n".join([*_entity_lines(found, show_all), _drain_line(found)]))
 
 
-def _queue_table(found: Status) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("backlog queue", overflow="fold")
-    for name in ("messages", "oldest", "dead letters", "size", "full"):
-        table.add_column(name, justify="right")
-    table.add_column("for", overflow="fold")
-    for one in found.queues:
-        view, oldest = one.view, one.contents.oldest_at_ms
-        cells = ["?", "?", "?", "?"]
-        if view is not None:
-            cells = [f"{view.messages:,}", f"{view.dead_letters:,}", size(view.bytes), f"{view.full:.1%}"]
-        places = ", ".join(f"{path} {count:,}" for path, count in one.contents.destinations.most_common(3))
-        more = len(one.contents.destinations) - 3
-        waited = "" if oldest is None else age(found.at - oldest / 1000)
-        more_text = f" and {more} more" if more > 0 else ""
-        table.add_row(printable(one.path), cells[0], waited, *cells[1:], printable(one.error or places + more_text))
-    return table
+def _queue_lines(found: Status, show_all: bool) -> list[str]:
+    """A line for each queue that holds something or could not be looked at, and one for all the others."""
+    shown = [one for one in found.queues if show_all or not one.is_empty]
+    others = len(found.queues) - len(shown)
+    if not shown:
+        return [f"the backlog is empty: nothing in {_counted(others, 'queue')}"]
+    errors = {one.error for one in shown}
+    if len(shown) > 1 and len(errors) == 1 and None not in errors:
+        return [f"none of {_counted(len(shown), 'backlog queue')} may be looked into: {printable(errors.pop())}"]
+    rows = [_queue_cells(one, found.at) for one in shown]
+    folder = shown[0].path.rpartition("/")[0]
+    lines = [
+        f"backlog queues {printable(folder)}/…",
+        aligned(("queue", "messages", "oldest", "dead letters", "size", "full", ""), rows),
+    ]
+    return [*lines, f"{_counted(others, 'more queue is', 'more queues are')} empty"] if others else lines
 
 
-def _entity_table(found: Status) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("entity", "sends go to"):
-        table.add_column(name, overflow="fold")
-    for name in ("last send", "last ping", "diverted", "moved home"):
-        table.add_column(name, justify="right")
-    for one in found.entities or ():
-        last = max(one.sent_at, one.diverted_at)
-        times = [age(found.at - at / 1e6) + " ago" if at else "" for at in (last, one.pinged_at)]
-        table.add_row(printable(one.entity), one.state.value, *times, f"{one.diverted:,}", f"{one.moved:,}")
-    return table
+def _queue_cells(queue: QueueStatus, now: float) -> tuple[str, ...]:
+    view, oldest = queue.view, queue.contents.oldest_at_ms
+    waited = "" if oldest is None else age(now - oldest / 1000)
+    index = queue.path.rpartition("/")[2]
+    if view is None:
+        return index, "?", waited, "?", "?", "?", queue.error or ""
+    note = queue.error or ("" if view.is_used else "not in use")
+    return index, f"{view.messages:,}", waited, f"{view.dead_letters:,}", size(view.bytes), f"{view.full:.1%}", note
+
+
+def _destination_lines(found: Status, show_all: bool) -> list[str]:
+    """Where the messages are to go that were looked at, those with most first."""
+    counts, parked = found.destinations, found.parked
+    most = counts.most_common(None if show_all else MOST_DESTINATIONS)
+    if not most:
+        return []
+    rows = [(f"{count:,}", f"{parked[path]:,}", printable(path)) for path, count in most]
+    lines = [aligned(("messages", "parked", "for"), rows)]
+    if others := len(counts) - len(most):
+        rest = counts.total() - sum(count for _, count in most)
+        lines.append(f"{rest:,} for {_counted(others, 'more destination')}")
+    if not all(one.contents.is_complete for one in found.queues):
+        lines.append(f"(only {LOOK_AT:,} messages of each queue were looked at)")
+    if parked:
+        lines.append("what is parked waits for a destination that is down, or that its syphon may not send to")
+    return lines
+
+
+def _entity_lines(found: Status, show_all: bool) -> list[str]:
+    """A line for each entity whose messages were diverted or failed, and one for all the others."""
+    entities = found.entities or []
+    if not entities:
+        return ["the ledger has no rows of that time"]
+    shown = [one for one in entities if show_all or not one.is_quiet]
+    lines = []
+    if shown:
+        rows = [_entity_cells(one, found.at) for one in shown]
+        lines.append(aligned(("sends go to", "last send", "last ping", "diverted", "moved home", "entity"), rows))
+    if others := len(entities) - len(shown):
+        what = _counted(others, "more entity", "more entities")
+        lines.append(f"{what}: sends go to the primary, nothing was diverted")
+    for one in shown:
+        if one.state is State.BACKLOG and not one.pinged_at and not one.failed_at:
+            lines.append(f"{printable(one.entity)}: no send failed and no ping was sent: failed over by hand?")
+    return lines
+
+
+def _entity_cells(entity: EntityState, now: float) -> tuple[str, ...]:
+    last = max(entity.sent_at, entity.diverted_at)
+    times = [age(now - at / 1e6) + " ago" if at else "" for at in (last, entity.pinged_at)]
+    return entity.state.value, *times, f"{entity.diverted:,}", f"{entity.moved:,}", printable(entity.entity)
+
+
+def _counted(count: int, one: str, several: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def _drain_line(found: Status) -> str:

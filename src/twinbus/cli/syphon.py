@@ -10,28 +10,26 @@ import socket
 import sys
 import time
 import uuid
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from azure.core.exceptions import AzureError
 from rich.console import Console
 
-from twinbus.ledger.errors import ExtraMissing
 from twinbus.ledger.proof import LedgerMode, for_syphon
 from twinbus.pairing.naming import backlog_path
 from twinbus.pairing.options import SyphonOptions
-from twinbus.pipeline.errors import PipelineError
 from twinbus.syphon import AmqpError
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.report import DrainReport
 from twinbus.syphon.terms import MAX_LOCK_SECONDS, Terms
 
 from .event_loop import run_loop, spare_the_collector
-from .exits import BAD_USAGE
+from .exits import BAD_USAGE, fail
+from .failing import check_ledger, failing
 from .logs import LEVELS, LogFormat, configure_logs
-from .namespaces import Pair, PrimaryNameOption, PrimaryOption, SecondaryOption
+from .namespaces import Pair, PrimaryNameOption, PrimaryOption, SecondaryOption, Unanswered
 from .spark_syphon import SparkSyphon, spark_settings
 
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`
@@ -100,7 +98,9 @@ def syphon(
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="What Spark gets, such as 4g.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Logs go to standard error.")] = LogFormat.TEXT,
-    log_level: Annotated[str, typer.Option(help=f"One of {', '.join(LEVELS)}.")] = "error",
+    log_level: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(LEVELS)}.", show_default="warning, with --spark error")
+    ] = None,
 ) -> None:
     """Move messages from the backlog queues of the secondary to where they belong in the primary.
 
@@ -111,6 +111,7 @@ def syphon(
 
     Example: twinbus syphon --spark --until-empty --ledger ./ledger
     """
+    log_level = log_level or ("error" if spark else "warning")  # tasks tell what failed in their facts
     _check_words(log_level, order, ttl, ledger_mode)
     only_with_spark = {
         "--watch": watch or None,
@@ -125,21 +126,22 @@ def syphon(
     if watch and until_empty:
         _refuse("--watch goes on for ever: give it or --until-empty")
     configure_logs(log_format, log_level)
-    try:
+    with _failing():
         pair = Pair.of(primary, secondary, primary_name)
         options = SyphonOptions(rate=rate, destinations=destination or None)
         terms = Terms(options=options, ttl=ttl, order=order, lock_seconds=lock)  # type: ignore[arg-type]
+        if ledger is not None:
+            check_ledger(ledger)
         if spark:
             settings = spark_settings(terms, pumps, slice_seconds, ledger, ledger_mode, log_level)  # type: ignore[arg-type]
             _run_on_spark(SparkSyphon(pair, queues, settings, not until_empty, master, remote, memory), as_json)
-            return
-        writer = _open_ledger(ledger)
-    except ValueError as error:
-        _refuse(str(error))
-    except (AmqpError, AzureError, OSError, PipelineError) as error:
-        typer.echo(f"twinbus syphon: {error}", err=True)
-        raise typer.Exit(1) from None
-    _run_here(_Work(pair, queues, terms, until_empty, writer, ledger_mode), as_json)  # type: ignore[arg-type]
+        else:
+            writer = _open_ledger(ledger)
+            _run_here(_Work(pair, queues, terms, until_empty, writer, ledger_mode), as_json)  # type: ignore[arg-type]
+
+
+def _failing() -> AbstractContextManager[None]:
+    return failing("twinbus syphon", AmqpError, Unanswered)
 
 
 def _check_words(log_level: str, order: str | None, ttl: str, ledger_mode: str) -> None:
@@ -157,12 +159,8 @@ def _check_words(log_level: str, order: str | None, ttl: str, ledger_mode: str) 
 
 def _run_here(work: _Work, as_json: bool) -> None:
     """Move messages in this process, and say what came of it."""
-    try:
-        with work.writer or nullcontext():
-            report = run_loop(work.run())
-    except (AmqpError, AzureError, OSError, ValueError) as error:
-        typer.echo(f"twinbus syphon: {error}", err=True)
-        raise typer.Exit(1) from None
+    with work.writer or nullcontext():
+        report = run_loop(work.run())
     typer.echo(json.dumps(report.to_json()) if as_json else as_text(report))
     if work.writer is not None and work.writer.status().dropped_rows:
         typer.echo(f"twinbus syphon: {work.writer.status().dropped_rows} rows of the ledger are lost", err=True)
@@ -192,22 +190,15 @@ def _conclude(report: DrainReport, queues: int, is_cut_short: bool) -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    typer.echo(f"twinbus syphon: {message}", err=True)
-    raise typer.Exit(BAD_USAGE)
+    fail("twinbus syphon", message, BAD_USAGE)
 
 
 def _open_ledger(url: str | None) -> LedgerWriter | None:
     if url is None:
         return None
-    try:
-        from twinbus.ledger.writer import LedgerWriter
+    from twinbus.ledger.writer import LedgerWriter
 
-        return LedgerWriter(url)
-    except ExtraMissing as error:
-        typer.echo(f"twinbus syphon: {error}", err=True)
-        raise typer.Exit(1) from None
-    except ValueError as error:
-        raise ValueError(f"--ledger: {error}") from None
+    return LedgerWriter(url)
 
 
 def as_text(report: DrainReport) -> str:

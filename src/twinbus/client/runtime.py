@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twinbus.ledger.proof import for_syphon
@@ -31,13 +31,21 @@ logger = logging.getLogger("twinbus.client")
 
 
 class Runtime:
-    """Started once, closed once, on the same loop."""
+    """Started once, closed once, on the same loop. `new_syphon` makes a syphon for these queues, if not the usual."""
 
-    def __init__(self, pairing: Pairing, primary: Namespace, secondary: Namespace, partnership: Partnership) -> None:
+    def __init__(
+        self,
+        pairing: Pairing,
+        primary: Namespace,
+        secondary: Namespace,
+        partnership: Partnership,
+        new_syphon: Callable[[Sequence[str], Terms], SyphonHost] | None = None,
+    ) -> None:
         self._pairing = pairing
         self._primary = primary
         self._secondary = secondary
         self._partnership = partnership
+        self._new_syphon = new_syphon or self._usual_syphon
         self._tasks = Tasks(self._broken)
         self._starting: asyncio.Task[Any] | None = None
         self.background = Background(pairing, primary, secondary)
@@ -90,12 +98,15 @@ class Runtime:
             flush=flush,
             lock_seconds=self.background.standby.lock_seconds,
         )
-        self.syphon = SyphonHost(Side.of(self._primary), Side.of(self._secondary), queues, terms)
+        self.syphon = self._new_syphon(queues, terms)
         for entity in pairing.entities():
             state = pairing.state_of(entity)
             if isinstance(state, FailedOver) and state.is_forced:
                 self.syphon.hold_back(entity.path)
         await self.syphon.start()
+
+    def _usual_syphon(self, queues: Sequence[str], terms: Terms) -> SyphonHost:
+        return SyphonHost(Side.of(self._primary), Side.of(self._secondary), queues, terms)
 
     async def _stop_syphon(self) -> None:
         if self.syphon is not None:

@@ -65,13 +65,13 @@ class Ending:
     report: Report
     html: Path
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         cost = self.report.cost
         return {
-            **self.verdict.as_json(),
+            **self.verdict.to_json(),
             "failover_seconds": round(self.failover_seconds, 3),
             "drain_seconds": round(self.drain_seconds, 3),
-            "cost": None if cost is None else cost.as_json(),
+            "cost": None if cost is None else cost.to_json(),
             "report": str(self.html),
         }
 
@@ -205,11 +205,11 @@ class Story:
         self, spark: SparkSession, primary: NamespaceProcess, standby: NamespaceProcess, scene: Scene
     ) -> SparkReport:
         from twinbus.pipeline.drain.loop import Progress, Settings, SparkDrain
-        from twinbus.pipeline.drain.progress import table_of
+        from twinbus.pipeline.drain.progress import view_of
 
         def show(progress: Progress) -> None:
-            self._moved = progress.account.moved
-            scene.below = table_of(progress)
+            self._moved = progress.total - (progress.remaining or 0)
+            scene.below = view_of(progress)
 
         home, away = (Side.from_connection_string(one.connection_string) for one in (primary, standby))
         queues = [backlog_path("contoso", index) for index in range(BACKLOG_QUEUES)]

@@ -17,7 +17,7 @@ class Verdict:
     unexpected: int
     duplicated: int
 
-    def as_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, int]:
         return asdict(self)
 
 

@@ -40,6 +40,10 @@ _NO_WHOLE_PUT = frozenset(
 class Store(Protocol):
     """Folders of files, one level deep; the folder "" is the ledger itself."""
 
+    @property
+    def place(self) -> str:
+        """Where it is, for people: without anything that could be a secret."""
+
     def exists(self) -> bool:
         """Whether there is anything at all."""
 
@@ -68,6 +72,10 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._durable: set[Path] = set()
+
+    @property
+    def place(self) -> str:
+        return str(self._root)
 
     def exists(self) -> bool:
         return self._root.is_dir()
@@ -145,6 +153,7 @@ class ObjectStore:
         except ImportError as error:
             raise ExtraMissing from error
         self._fs, self._root = url_to_fs(url, **options)
+        self.place = without_secrets(url)
 
     def exists(self) -> bool:
         self._fs.invalidate_cache()
@@ -183,6 +192,17 @@ class ObjectStore:
 
     def remove_temporaries(self, folder: str, before_us: int) -> int:
         return 0  # there never are any
+
+
+def without_secrets(url: str) -> str:
+    """A URL without its query, which may hold a signature, and without a password."""
+    protocol, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    place = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = place.partition("/")
+    user, at, machine = host.rpartition("@")
+    return f"{protocol}://{user.partition(':')[0]}{at}{machine}{slash}{path}"
 
 
 def open_store(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Store:

@@ -43,6 +43,11 @@ class EntityState:
             return State.PRIMARY
         return State.BACKLOG if latest == self.diverted_at or self.diverted_at > self.sent_at else State.SUSPECT
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to tell: sends go to the primary, and none was diverted."""
+        return self.state is State.PRIMARY and not self.diverted and not self.moved
+
 
 def states_of(rows: Iterable[Operation]) -> list[EntityState]:
     """The states of all entities that these rows are about, by name. The rows may come in any order."""

@@ -92,7 +92,8 @@ class Pairing:
         self.wake: Callable[[], None] = lambda: None
         #: The sessions that have to go through the backlog; None unless order within a session is kept.
         self.diverted_sessions = DivertedSessions() if options.order == "session" else None
-        self._random = random or SystemRandom()
+        #: For choices that others must not share: a queue at random, pauses.
+        self.random = random or SystemRandom()
         self._lock = threading.Lock()
         self._entities: dict[str, Entity] = {}
         self._rotation = Rotation(options.backlog_queue_count, options.backlog_cooldown)
@@ -188,7 +189,7 @@ class Pairing:
 
     def new_choice(self) -> SenderChoice:
         """The choice of one sender object, to be kept by it and handed to `choose_queue`."""
-        return SenderChoice(self._rotation, self._random)
+        return SenderChoice(self._rotation, self.random)
 
     def choose_queue(
         self, choice: SenderChoice, tried: Collection[int] = (), for_session: tuple[str, str] | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import threading
 import time
+from collections.abc import Callable
+from random import Random
 from typing import Protocol
 
 logger = logging.getLogger("twinbus.pairing")
@@ -26,18 +27,19 @@ class Budget:
     of the whole where that is less.
     """
 
-    __slots__ = ("_attempt", "_ends", "_reserve")
+    __slots__ = ("_attempt", "_clock", "_ends", "_reserve")
 
-    def __init__(self, timeout: float | None, attempt: float) -> None:
+    def __init__(self, timeout: float | None, attempt: float, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._attempt = attempt
         self._ends: float | None = None
         if timeout is not None:
-            self._ends = time.monotonic() + timeout
+            self._ends = clock() + timeout
             self._reserve = min(attempt, timeout / 2)
 
     def left(self) -> float:
         """The seconds that are left of the whole."""
-        return math.inf if self._ends is None else self._ends - time.monotonic()
+        return math.inf if self._ends is None else self._ends - self._clock()
 
     def before_backlog(self) -> float:
         """The seconds that are left without those for the backlog."""
@@ -55,7 +57,8 @@ class Budget:
 class Pauses:
     """How long to wait before the next try where the service is busy: ever longer, and never all at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, random: Random) -> None:
+        self._random = random
         self._taken = 0
 
     def next(self, left: float) -> float | None:
@@ -64,7 +67,7 @@ class Pauses:
             return None
         longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._taken, 30))
         self._taken += 1
-        pause = longest * random.uniform(0.5, 1.0)
+        pause = longest * self._random.uniform(0.5, 1.0)
         return pause if pause < left else None
 
 

@@ -249,7 +249,7 @@ def survey(
     """
     store = open_store(url, options)
     if not store.exists():
-        raise LedgerNotFound("there is no ledger at this place")
+        raise LedgerNotFound(f"there is no ledger at {store.place}")
     listing = _Listing(url, options)
     view = LedgerView(listing.url, store, {})
     for folder in store.folders():

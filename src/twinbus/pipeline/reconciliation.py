@@ -57,7 +57,7 @@ def reconcile(
     drained: bool = False,
     patience: timedelta = PATIENCE,
 ) -> Mapping[str, Any]:
-    """Judge all messages of a ledger; what a snapshot is to keep of it. Its `summary` is `Summary.as_json()`.
+    """Judge all messages of a ledger; what a snapshot is to keep of it. Its `summary` is `Summary.to_json()`.
 
     Args:
         before: What the last run returned.
@@ -106,7 +106,7 @@ class _Run:
         return {
             "version": VERSION,
             **self._rules,
-            "summary": self._summary(places, counts).as_json(),
+            "summary": self._summary(places, counts).to_json(),
             "anomalies": anomalies,
             "days": self._kept_days(),
         }

@@ -41,7 +41,7 @@ class EntityVerdict:
     #: Of a topic: how many of its messages arrived at each subscription.
     subscriptions: Mapping[str, int] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         words = {word: self.words.get(word, 0) for word in WORDS}
         more = {"subscriptions": dict(self.subscriptions)} if self.subscriptions else {}
         return {"entity": self.entity, **words, "evidence": self.evidence, **more}
@@ -67,10 +67,10 @@ class Summary:
         """Nothing accepted was lost, and nothing came from nowhere."""
         return self.count("lost") == 0 and self.count("unexpected") == 0
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             **{word: self.count(word) for word in WORDS},
-            "entities": [one.as_json() for one in self.entities],
+            "entities": [one.to_json() for one in self.entities],
             "dropped_rows": self.dropped_rows,
             "set_aside": self.set_aside,
             "notes": list(self.notes),

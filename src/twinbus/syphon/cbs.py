@@ -118,7 +118,7 @@ class TokenKeeper:
         answer = await links.request(properties, token.text, deadline.left)
         if not answer.is_ok:
             condition = answer.condition or _CONDITIONS.get(answer.status, "")
-            raise AuthenticationFailed(answer.description, condition, answer.status)
+            raise AuthenticationFailed(f"{answer.description} ({audience.name})", condition, answer.status)
         self.shown += 1
         audience.expires_at = token.expires_at
         left = token.expires_at - self._clock()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import ssl
 import uuid
 from collections.abc import Callable, Generator
@@ -120,7 +121,7 @@ class Connection:
             await self._wire.end(error)
             raise
         except (OSError, UnicodeError) as error:
-            lost = ConnectionLost(f"{endpoint} cannot be connected: {error}")
+            lost = ConnectionLost(f"{endpoint} cannot be connected: {_words(error)}")
             await self._wire.end(lost)
             raise lost from error
         except BaseException:
@@ -269,3 +270,10 @@ class Connection:
 def _default_context() -> ssl.SSLContext:
     """Reading the machine's certificates takes a while: once is enough."""
     return ssl.create_default_context()
+
+
+def _words(error: OSError | UnicodeError) -> str:
+    """The system's words for a connection that failed, where there are any: asyncio's are about its own calls."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+    return str(error)

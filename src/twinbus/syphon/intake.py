@@ -261,6 +261,8 @@ class Intake:
             lane.deferring -= 1
             if error is None:
                 lane.deferred.add(number)
+            else:
+                lane.wait_for(number)  # it may be set aside all the same: what is behind it must not go first
         elif kind is OperationKind.DEAD_LETTER and error is None:
             self._count_dead(move)
         if error is not None:

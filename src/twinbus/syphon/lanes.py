@@ -123,6 +123,11 @@ class Lane:
         self._awaited.add(number)
         self._awaited_since = self._time()
 
+    def found_aside(self, number: int) -> None:
+        """A message was seen in the queue, set aside: it need not be waited for any more."""
+        self._awaited.discard(number)
+        self.deferred.add(number)
+
     def give_up_waiting(self, since: float) -> None:
         """What did not come although it was waited for since then has been moved by somebody else."""
         if self._awaited and self._awaited_since < since:
@@ -298,11 +303,12 @@ class Lane:
             self._retrying.pop(move).cancel()
         for session, queue in self._sessions.items():
             self._sessions[session] = deque(move for move in queue if move not in taken)
-        for move in taken:
+        in_order = sorted(taken, key=_number)
+        for move in in_order:
             self._end_turn(move)
         if not self.in_flight:
             self.circuit.undecided(self._time())
-        return sorted(taken, key=_number)
+        return in_order
 
     def _unsent(self) -> list[Move]:
         return [*self.waiting, *self._retrying, *(move for queue in self._sessions.values() for move in queue)]

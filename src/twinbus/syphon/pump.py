@@ -69,7 +69,7 @@ class Pump:
         self._secondary = secondary
         self._destinations = destinations
         self._terms = terms
-        self.restorer = Restorer(terms.ttl, terms.lock_seconds)
+        self.restorer = Restorer(terms.ttl, terms.lock_seconds, terms.wall_clock)
         self._book = Book(
             terms.recorder,
             terms.pairing,
@@ -323,7 +323,7 @@ class Pump:
         self._looked_at = self._loop.time()
         look = await look_through(await self._open_management(), self._book)
         for number, path in look.deferred.items():
-            self._lane_for(path).deferred.add(number)
+            self._lane_for(path).found_aside(number)
         for number, path in look.active.items():
             lane = self.lanes.get(entity_key(path))
             if lane is not None and lane.deferred:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from twinbus.amqp.types import DecodeError
 from twinbus.pairing.options import TimeToLive
@@ -24,11 +24,14 @@ class Restorer:
     expired when that says so, never by our own.
     """
 
-    def __init__(self, ttl: TimeToLive, lock_seconds: float | None = None) -> None:
+    def __init__(
+        self, ttl: TimeToLive, lock_seconds: float | None = None, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._ttl: TimeToLive = ttl
         self._clock = BrokerClock(None if lock_seconds is None else int(lock_seconds * 1000))
         self._most = min(LOCK_SECONDS, lock_seconds or LOCK_SECONDS)
         self._observed_at = float("-inf")
+        self._wall_clock = wall_clock
         #: For how long a lock can be relied upon: never longer than it lasts.
         self.lock_seconds = self._most
 
@@ -52,7 +55,7 @@ class Restorer:
         self._observed_at = now
         # An owner may have given the queue shorter locks. What is left by our clock is a hint that only makes us
         # hurry: beyond these bounds it is the clocks that differ.
-        left = locked_until / 1000 - time.time()
+        left = locked_until / 1000 - self._wall_clock()
         self.lock_seconds = min(self._most, self._clock.lock_ms / 1000, left if left >= 1 else self._most)
 
     # ---- locks ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,7 +27,8 @@ class Terms:
     is told of every message, on the event loop; it must not wait.
 
     `is_extra`: another pump is on the same queue. What is set aside there, and whether anything is left, is its
-    business; this one takes what comes and ends when for a while nothing does.
+    business; this one takes what comes and ends when for a while nothing does. `wall_clock` is the time of day here, in
+    seconds since the epoch: nothing relies on it, it only makes the pumps hurry.
 
     Raises `ValueError` for a lock duration that no queue can have.
     """
@@ -42,6 +44,7 @@ class Terms:
     lock_seconds: float | None = None
     on_settled: Callable[[Fact], None] | None = None
     is_extra: bool = False
+    wall_clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
         if self.lock_seconds is not None and not 1 <= self.lock_seconds <= MAX_LOCK_SECONDS:

@@ -82,6 +82,21 @@ async def test_a_lost_connection_is_made_anew(pair: Backlogs, backlog: Backlog) 
     assert (await backlog.survey()).active == 3
 
 
+async def test_a_glance_sees_what_is_left_of_a_survey_by_one_look_a_queue(pair: Backlogs, backlog: Backlog) -> None:
+    await pair.put(numbered("orders", range(1_000)))
+    assert (await backlog.survey()).active == pytest.approx(1_000, rel=0.1)
+    looks = pair.rows(OperationKind.PEEK)
+    assert await backlog.glance() == pytest.approx(1_000, rel=0.1)
+    assert pair.rows(OperationKind.PEEK) == looks + 1  # the other queues were empty
+    async with connect(pair.secondary) as connection:
+        receiver, inbox = await receive(connection, FIRST, 700)
+        for number, delivery in enumerate(await inbox.take(700)):
+            await receiver.settled(delivery, DEFER if number < 10 else ACCEPT, 10)
+    assert await backlog.glance() == pytest.approx(300, abs=100)  # what is set aside is not waiting
+    await take_all(pair.secondary, FIRST)
+    assert await backlog.glance() == 0
+
+
 # ---- waiting ----
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.pipeline.drain.backlogs import FIRST, QUEUES, SHORT_LOCK, Backlogs
+from tests.pipeline.drain.backlogs import DRAIN_SECONDS, FIRST, QUEUES, SHORT_LOCK, Backlogs
 from tests.syphon.bus import connect, eventually, receive
 from tests.syphon.pumping import bodies, numbered
 from tests.syphon.test_pump_order import assert_in_order, of_sessions
@@ -17,7 +17,7 @@ from twinbus.broker import Fault, Kind
 from twinbus.ledger import OperationKind, Outcome, Stage
 from twinbus.ledger.reading import read_ledger
 from twinbus.ledger.schema import to_operations
-from twinbus.pipeline.drain import planning
+from twinbus.pipeline.drain import loop, planning
 from twinbus.pipeline.drain.loop import Progress, Settings, SparkDrain
 from twinbus.pipeline.errors import DrainFailed
 from twinbus.syphon import AmqpError
@@ -168,11 +168,11 @@ async def test_bad_settings_are_refused_with_their_bounds(pair: Backlogs, spark:
 
 async def test_stop_ends_it_after_the_slice_and_leaves_nothing_locked(pair: Backlogs, spark: SparkSession) -> None:
     await pair.put(numbered("orders", range(2_000)))
-    drain = pair.drain_on(spark, slice_seconds=2, options={"rate": 100.0})
+    drain = pair.drain_on(spark, slice_seconds=5, options={"rate": 100.0})
     running = asyncio.create_task(drain.run())
     await pair.until("orders", 5)
     drain.stop()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DRAIN_SECONDS):
         report = await running
     assert report.slices == 1
     assert pair.backlog.locked == 0
@@ -190,7 +190,7 @@ async def test_watching_starts_slices_when_something_arrives(pair: Backlogs, spa
         await pair.until("orders", number + 1)
         await eventually(lambda: seen[-1].is_waiting)
     drain.stop()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DRAIN_SECONDS):
         report = await running
     assert (report.drain.total.moved, report.slices, pair.left) == (2, 2, 0)
 
@@ -203,7 +203,7 @@ async def test_watching_tries_what_is_parked_again(pair: Backlogs, spark: SparkS
     await pair.create("later")
     await pair.until("later", 3)
     drain.stop()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DRAIN_SECONDS):
         assert (await running).drain.total.moved == 3
 
 
@@ -215,3 +215,17 @@ async def test_progress_tells_what_remains_and_how_fast_it_goes(pair: Backlogs, 
     assert any(one.pumps for one in seen)
     assert seen[-1].rate > 0
     assert seen[-1].account.moved == 3_000
+
+
+async def test_progress_moves_while_a_slice_runs(
+    pair: Backlogs, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "GLANCE_EVERY", 0.5)
+    await pair.put(numbered("orders", range(1_500)))
+    seen: list[Progress] = []
+    await pair.drained(spark, FIRST, seen=seen, options={"rate": 300})
+    slice_ends = next(one.ends_at for one in seen if one.pumps)
+    at_work = [one.remaining or 0 for one in seen if one.pumps and one.ends_at == slice_ends]
+    assert at_work == sorted(at_work, reverse=True)
+    assert len({left for left in at_work if 0 < left < 1_400}) > 2
+    assert all(one.total == pytest.approx(1_500, rel=0.1) for one in seen)

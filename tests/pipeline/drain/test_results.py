@@ -59,3 +59,9 @@ def test_progress_says_moved_remaining_rate_time_left_and_what_is_parked() -> No
         "12,000 moved, about 600,000 remaining, 1,000 a second, 10 min left, 3 parked, slice 2, 4 pumps, 10 s to go"
     )
     assert table_of(progress).row_count == 2
+
+
+def test_before_the_first_slice_has_ended_nothing_is_said_to_be_moved() -> None:
+    assert line_of(Progress(Account(), 500, 50.0, pumps=2, ends_at=10.0), 0.0) == (
+        "about 500 remaining, 50 a second, 10 s left, slice 1, 2 pumps, 10 s to go"
+    )

@@ -6,14 +6,16 @@ import asyncio
 import pickle
 from pathlib import Path
 
-from tests.pipeline.drain.backlogs import FIRST, QUEUES, SHORT_LOCK, Backlogs, figures
-from tests.syphon.bus import connect, eventually, receive
+import pytest
+from tests.pipeline.drain.backlogs import FIRST, QUEUES, Backlogs, figures
+from tests.syphon.bus import PATIENCE, connect, eventually, receive
 from tests.syphon.pumping import bodies, envelope, numbered
 
 from twinbus.broker import Fault, Kind
 from twinbus.ledger import Stage
 from twinbus.ledger.reading import read_ledger
 from twinbus.ledger.schema import to_operations
+from twinbus.ledger.writer import LedgerWriter
 from twinbus.pipeline.drain.planning import Assignment
 from twinbus.pipeline.drain.task import SCHEMA, facts_of
 from twinbus.syphon import facts
@@ -46,7 +48,7 @@ async def test_a_destination_without_a_token_is_left_and_told_and_the_slice_ends
 
 async def test_a_slice_ends_in_time_and_leaves_no_message_locked(pair: Backlogs) -> None:
     await pair.put(numbered("orders", range(500)))
-    result = await pair.task(await pair.work(Assignment((FIRST,), rate=50), seconds=2.0))
+    result = await pair.task(await pair.work(Assignment((FIRST,), rate=50), seconds=4.0))
     assert not result.is_finished
     assert 0 < result.moved < 400
     assert pair.backlog.locked == 0
@@ -91,7 +93,10 @@ async def test_every_move_is_in_the_ledger_before_it_is_completed(pair: Backlogs
     assert {one.client.rpartition("-")[0] for one in rows} == {"spark"}
 
 
-async def test_a_ledger_that_takes_no_rows_completes_nothing_and_says_so(short_locks: Backlogs, tmp_path: Path) -> None:
+async def test_a_ledger_that_takes_no_rows_completes_nothing_and_says_so(
+    short_locks: Backlogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LedgerWriter.close, "__defaults__", (0.5,))  # seconds, after which it gives up
     (tmp_path / "ledger").write_text("this is no folder")
     await short_locks.put(numbered("orders", range(20)))
     result = await short_locks.task(await short_locks.work(ALONE, ledger=str(tmp_path / "ledger")))
@@ -131,7 +136,7 @@ async def test_what_tasks_are_told_has_no_key_in_it(pair: Backlogs) -> None:
 
 async def test_messages_that_a_dead_task_held_come_again(short_locks: Backlogs) -> None:
     await short_locks.put(numbered("orders", range(10)))
-    async with asyncio.timeout(SHORT_LOCK * 4):
+    async with asyncio.timeout(PATIENCE):
         async with connect(short_locks.secondary) as connection:
             await receive(connection, FIRST, 4)
             await eventually(lambda: short_locks.backlog.locked == 4)

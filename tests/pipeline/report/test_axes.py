@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pipeline.report.axes import LogAxis, TimeAxis, count_ticks
+from twinbus.pipeline.report import plots
+from twinbus.pipeline.report.axes import LogAxis, TimeAxis, count_ticks, padded
 from twinbus.pipeline.report.formats import DAY, HOUR, MINUTE, SECOND
 
 START = int(datetime(2026, 11, 1, tzinfo=UTC).timestamp()) * SECOND
@@ -57,3 +59,18 @@ def test_each_mark_of_a_latency_axis_is_ten_times_the_last() -> None:
     assert [axis.place(one) for one in axis.marks()] == [0, 25, 50, 75, 100]
     assert axis.place(1) == 0
     assert LogAxis.around([]).marks() == [1_000, 10_000]
+
+
+@pytest.mark.parametrize("letter", [plots._WIDE_LETTER, plots._NARROW_LETTER])
+@pytest.mark.parametrize("length", [37, 61, 68, 76, 80, 3_650, 7_300, 90_000])
+def test_no_text_of_a_time_axis_runs_into_the_one_before(length: int, letter: float) -> None:
+    drawn = str(plots._time_axis(padded(START + HOUR, START + HOUR + length * SECOND).ticks()))
+    texts = re.findall(r'<text x="([\d.]+)%"[^>]*text-anchor="(\w+)" class="([\w ]+)"[^>]*>([^<]+)', drawn)
+    shown = [one for one in texts if letter == plots._WIDE_LETTER or "spare" not in one[2]]
+    assert len(shown) > 1
+    end = -100.0
+    for place, anchor, _, text in shown:
+        width = letter * len(text)
+        begin = float(place) - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+        assert begin >= end
+        end = begin + width

@@ -89,8 +89,7 @@ def opened(browser: Browser, file: Path, width: int, scheme: Scheme = "light") -
     page.on("pageerror", lambda one: said.append(str(one)))
     page.on("dialog", lambda one: said.append(f"dialog {one.message}"))
     page.goto(file.as_uri())
-    for details in page.locator("details").all():
-        details.evaluate("one => one.open = true")
+    page.locator("details").evaluate_all("all => all.forEach(one => (one.open = true))")
     return page, said
 
 

@@ -109,7 +109,7 @@ def test_the_bill_says_what_it_does_not_count() -> None:
 
 
 def test_amounts_for_programs_have_all_their_digits() -> None:
-    found = priced(traffic(4_000_000)).as_json()
+    found = priced(traffic(4_000_000)).to_json()
     assert Decimal(found["application"]) + Decimal(found["pairing"]) == Decimal(found["total"])
     assert [one["month"] for one in found["charges"] if one["item"] == "base"] == ["2026-10", "2026-11", "2026-12"]
     assert {one["paid_by"] for one in found["stages"]} == {"application", "pairing"}

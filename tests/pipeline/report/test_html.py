@@ -219,3 +219,9 @@ def test_the_shortest_interval_of_a_long_period_is_still_drawn(tmp_path: Path) -
     bar = next(one for one in page.every("rect") if one.attributes.get("class") == "state failed_over")
     assert bar.attributes["x"] == f"{round(100 * (40 * DAY + MINUTE) / (90 * DAY), 3)}%"
     assert "stroke-width: 1.5" in page.every("style")[0].text  # a stroke is as wide as it is, whatever the bar's width
+
+
+def test_words_that_no_entity_has_anything_to_tell_of_have_no_column(page: Element) -> None:
+    (table,) = [one for one in page.every("table") if "seen by" in one.text]
+    heads = [one.text for one in table.every("th") if one.attributes.get("scope") == "col"]
+    assert heads == ["entity", "seen by", "attempted", "acknowledged", "ok", "lost", "duplicated"]

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -26,6 +25,12 @@ ENDING = 5.0
 LISTENING = 5.0
 
 sleep = asyncio.sleep
+
+
+def monotonic() -> float:
+    """The time by which everything here is measured: that of the event loop."""
+    return asyncio.get_running_loop().time()
+
 
 T = TypeVar("T")
 
@@ -82,7 +87,7 @@ class Calls:
         task = asyncio.current_task()
         assert task is not None
         requests = task.cancelling()
-        self._ends[task] = ends = time.monotonic() + seconds
+        self._ends[task] = ends = monotonic() + seconds
         if ends < self._next:
             self._set_timer(ends)
         is_our_turn = False
@@ -108,10 +113,10 @@ class Calls:
         if self._timer is not None:
             self._timer.cancel()
         self._next = ends
-        self._timer = asyncio.get_running_loop().call_later(ends - time.monotonic(), self._on_time)
+        self._timer = asyncio.get_running_loop().call_later(ends - monotonic(), self._on_time)
 
     def _on_time(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         self._break_off([task for task, ends in self._ends.items() if ends <= now])
         self._next = math.inf
         left = [ends for ends in self._ends.values() if ends > now]

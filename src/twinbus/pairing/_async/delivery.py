@@ -88,7 +88,7 @@ class Delivery:
                             self._aside.begin(self.open_standby, pairing.options.attempt_timeout)
                         raise
                     return await self._divert(parcel, session, budget), None
-                pauses = pauses or Pauses()
+                pauses = pauses or Pauses(pairing.random)
                 pause = pauses.next(budget.before_backlog()) if is_busy(error) else None
                 if pause is None:
                     raise
@@ -184,7 +184,7 @@ class Delivery:
             EntityFailedOverError: nothing but pings may reach the primary now.
             Exception: what the primary has against it.
         """
-        pauses = Pauses()
+        pauses = Pauses(self._pairing.random)
         while self._is_primary():
             try:
                 return await self._primary.deliver(
@@ -225,7 +225,7 @@ class Delivery:
                     failed[index] = error
                     pairing.queue_failed(index, error)
                     continue
-                pauses = pauses or Pauses()
+                pauses = pauses or Pauses(pairing.random)
                 pause = pauses.next(budget.left()) if is_busy(error) else None
                 if pause is None:
                     raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -11,7 +10,7 @@ from azure.servicebus.aio import ServiceBusSender
 from .. import sdk_seam
 from ..errors import AttemptTimeoutError
 from ..parcel import STANDARD_LIMIT
-from .attempts import Link, Turn, TurnTimeoutError
+from .attempts import Link, Turn, TurnTimeoutError, monotonic
 
 Load = TypeVar("Load")
 Result = TypeVar("Result")
@@ -55,7 +54,7 @@ class Line:
             ReroutedError: it was not wanted any more.
             Exception: what `use` or the opening raised; of two failures that on the fresh link.
         """
-        ends = time.monotonic() + seconds
+        ends = monotonic() + seconds
         link = self.link
         if link is not None and not link.is_broken:
             try:
@@ -68,11 +67,11 @@ class Line:
                     self.drop(link)
             if not is_wanted():
                 raise ReroutedError
-        link = await self.opened(ends - time.monotonic())
+        link = await self.opened(ends - monotonic())
         if not is_wanted():
             raise ReroutedError
         try:
-            return await use(link, load, ends - time.monotonic())
+            return await use(link, load, ends - monotonic())
         except BaseException as error:
             self._keep_or_drop(link, error)
             raise
@@ -94,12 +93,12 @@ class Line:
             azure.servicebus.exceptions.ServiceBusError: whatever the SDK says.
             ValueError: the sender was closed meanwhile.
         """
-        ends = time.monotonic() + seconds
+        ends = monotonic() + seconds
         async with self._turn.taken(self.path, seconds):
             if self.link is not None and self.link.is_broken:
                 self.drop(self.link)
             if self.link is None:
-                self.link = await self._new_link(ends - time.monotonic())
+                self.link = await self._new_link(ends - monotonic())
             return self.link
 
     async def _new_link(self, seconds: float) -> Link:

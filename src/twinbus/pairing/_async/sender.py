@@ -22,6 +22,7 @@ from ..errors import ScheduledInBacklogError
 from ..failover import Route
 from ..parcel import Scheduled, parcel_of
 from ..receipt import Receipt
+from .attempts import monotonic
 from .delivery import Delivery
 
 MessageTypes = (
@@ -63,7 +64,7 @@ class PairedSender:
         self._pairing = pairing
         self._entity = pairing.entity(entity_path)
         self._attempt_timeout = pairing.options.attempt_timeout
-        self._unbounded = Budget(None, self._attempt_timeout)
+        self._unbounded = Budget(None, self._attempt_timeout, monotonic)
         self._is_closed = False
         options["client_identifier"] = self._client_identifier
         self._delivery = Delivery(pairing, entity_path, primary_client, backlog_client, **options)
@@ -201,7 +202,7 @@ class PairedSender:
         await self._delivery.close()
 
     def _budget(self, timeout: float | None) -> Budget:
-        return self._unbounded if timeout is None else Budget(timeout, self._attempt_timeout)
+        return self._unbounded if timeout is None else Budget(timeout, self._attempt_timeout, monotonic)
 
     def _check(self, timeout: float | None, unknown: dict[str, Any]) -> None:
         if unknown:

@@ -28,6 +28,8 @@ logger = logging.getLogger("twinbus.pairing")
 ENDING = 5.0
 
 sleep = time.sleep
+#: The time by which everything here is measured.
+monotonic = time.monotonic
 
 T = TypeVar("T")
 
@@ -110,7 +112,7 @@ class Link:
             AttemptTimeoutError: it took longer.
             azure.servicebus.exceptions.ServiceBusError: whatever the SDK says.
         """
-        self.ends = time.monotonic() + seconds
+        self.ends = monotonic() + seconds
         watchdog.watch(self)
         self._opening = threading.Thread(target=self._open, name="twinbus-opening", daemon=True)
         self._opening.start()
@@ -150,7 +152,7 @@ class Link:
             azure.servicebus.exceptions.ServiceBusError: whatever the SDK says.
         """
         self._is_idle = False
-        ends = time.monotonic() + seconds
+        ends = monotonic() + seconds
         if not self._calling.acquire(False) and not self._calling.acquire(timeout=max(0.0, seconds)):
             raise TurnTimeoutError(self.path, seconds)
         try:

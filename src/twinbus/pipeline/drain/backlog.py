@@ -28,6 +28,7 @@ logger = logging.getLogger("twinbus.drain")
 
 HEAD = 250  # messages that are looked at first
 SAMPLES, SAMPLE = 8, 20  # looks further behind, and messages a look
+GLANCE, MOST_GLANCES = 20, 5  # messages that are looked at to see where a queue begins, and looks in a row
 #: A sequence number has 48 bits of its own; the rest says which partition of the queue it is.
 MAX_NUMBER = 1 << 48
 ATTACH_TIMEOUT = 15.0
@@ -63,6 +64,21 @@ class _Sight:
         self.set_aside += weight * sum(one.state == DEFERRED_STATE for one in page)
 
 
+@dataclass(slots=True)
+class _Stretch:
+    """The numbers between which the active messages of a queue lay, how many they were, and where they begin now."""
+
+    first: int
+    last: int
+    active: float
+    now: int = 0
+
+    @property
+    def left(self) -> float:
+        """How many are still there if they lie evenly."""
+        return self.active * max(0, self.last - max(self.first, self.now) + 1) / (self.last - self.first + 1)
+
+
 class Backlog:
     """Looks at the queues, and waits at them, over one connection that is made when it is needed."""
 
@@ -74,6 +90,8 @@ class Backlog:
         self._nodes: dict[str, Management] = {}
         #: The highest number seen in each queue: the search for the end begins there.
         self._ends: dict[str, int] = {}
+        #: Where messages were in the last survey.
+        self._stretches: dict[str, _Stretch] = {}
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.error is not None:
@@ -92,6 +110,7 @@ class Backlog:
     async def survey(self) -> Survey:
         """Look at every queue. Raises one of `twinbus.syphon.errors` if that is not possible."""
         await self._connected()
+        self._stretches.clear()
         found = await asyncio.gather(*map(self._look, self._queues), return_exceptions=True)
         depths, paths, missing = [], set(), []
         for queue, one in zip(self._queues, found, strict=True):
@@ -112,6 +131,7 @@ class Backlog:
         sight.add(head, head[-1].number - head[0].number + 1)
         behind = await self._peek(queue, head[-1].number + 1, 1)
         if not behind:
+            self._stretches[queue] = _Stretch(head[0].number, head[-1].number, sight.active)
             return sight
         first, last = behind[0].number, await self._end_of(queue, behind[0].number, sight)
         width = (last - first + 1) / SAMPLES
@@ -121,7 +141,29 @@ class Backlog:
                 # Where nothing is for a while, the messages behind the gap stand for what is left.
                 gap = min(width, page[0].number - start)
                 sight.add(page, width - gap)
+        self._stretches[queue] = _Stretch(head[0].number, last, sight.active)
         return sight
+
+    async def glance(self) -> int:
+        """About how many of the active messages of the last survey are left: a look or two at each queue.
+
+        What came since is not counted. Raises one of `twinbus.syphon.errors`.
+        """
+        left = await asyncio.gather(*(self._glance(queue, one) for queue, one in self._stretches.items()))
+        return round(sum(left))
+
+    async def _glance(self, queue: str, stretch: _Stretch) -> float:
+        """Queues are emptied from the front, so what is left begins with the first message that is not set aside."""
+        for _ in range(MOST_GLANCES):
+            if not stretch.left:
+                break
+            page = await self._peek(queue, max(stretch.first, stretch.now), GLANCE)
+            waiting = [one.number for one in page if one.state not in (DEFERRED_STATE, SCHEDULED_STATE)]
+            if waiting:
+                stretch.now = waiting[0]
+                break
+            stretch.now = page[-1].number + 1 if page else stretch.last + 1
+        return stretch.left
 
     async def _end_of(self, queue: str, known: int, sight: _Sight) -> int:
         """About the highest number in a queue: leaps forward, then halves the gap."""

@@ -12,7 +12,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Coroutine, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ SECONDS = planning.MOST_SECONDS
 MAX_FAILURES = 3  # in a row, before a drain gives up
 #: A lock that somebody left behind is over after a minute; then its message comes to us.
 LOCK_SECONDS, PATIENCE = 60.0, 15.0
+GLANCE_EVERY = 2.0  # seconds, while a slice runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,12 @@ class Progress:
     """How far a drain is, for those who watch."""
 
     account: Account
-    #: Messages that wait in the backlog, about; None before the first look.
+    #: Messages that wait in the backlog, about; None before the first look. It falls while a slice runs.
     remaining: int | None
     #: Messages a second while slices were running.
     rate: float
+    #: What was moved before and what remained at the last look, together.
+    total: int = 0
     #: Pumps at work now; 0 between slices.
     pumps: int = 0
     #: When the slice ends, by the event loop's clock.
@@ -129,6 +132,7 @@ class SparkDrain:
         self._destinations: dict[str, str] = {}
         self._account = Account()
         self._remaining: int | None = None
+        self._total = 0
         self._rate = 0.0
         self._failures = 0
         self._stopping = asyncio.Event()
@@ -171,7 +175,8 @@ class SparkDrain:
                 return survey
             if self._stopping.is_set():
                 return survey
-            result = await self._slice(assignments, planning.slice_seconds(number, self._settings.slice_seconds))
+            seconds = planning.slice_seconds(number, self._settings.slice_seconds)
+            result = await self._slice(backlog, assignments, seconds)
             number += 1
             if result is None:
                 continue
@@ -198,7 +203,7 @@ class SparkDrain:
                 logger.warning("The backlog cannot be looked at: %s", error)
                 await self._sleep(backoff.next())
         self._learn(survey.destinations)
-        self._remaining = survey.active
+        self._remaining, self._total = survey.active, self._account.moved + survey.active
         self._tell()
         return survey
 
@@ -209,17 +214,24 @@ class SparkDrain:
 
     # ---- a slice ----
 
-    async def _slice(self, assignments: tuple[planning.Assignment, ...], seconds: float) -> SliceResult | None:
+    async def _slice(
+        self, backlog: Backlog, assignments: tuple[planning.Assignment, ...], seconds: float
+    ) -> SliceResult | None:
         """Run pumps as one job; None if it came to nothing and may be tried again."""
         time = asyncio.get_running_loop().time
         work = await self._work(assignments, seconds)
-        started = time()
+        started, before, ended = time(), self._remaining or 0, asyncio.Event()
         self._tell(len(assignments), started + seconds)
+        watching = asyncio.create_task(self._watch_slice(backlog, len(assignments), started + seconds, ended))
         try:
             result = SliceResult.of(await asyncio.to_thread(run_slice, self._spark, work))
         except Exception as error:
             await self._failed(_reason(error), error)
             return None
+        finally:
+            ended.set()
+            await watching
+            self._remaining = before
         if result.moved:
             self._rate = result.moved / (time() - started)
         self._account.add(result)
@@ -233,6 +245,24 @@ class SparkDrain:
             return None
         self._failures = 0
         return result
+
+    async def _watch_slice(self, backlog: Backlog, pumps: int, ends_at: float, ended: asyncio.Event) -> None:
+        """Tell what is left while a slice runs: its tasks say what they did only when it is over."""
+        time = asyncio.get_running_loop().time
+        started, before = time(), self._remaining or 0
+        while not ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GLANCE_EVERY):
+                    await ended.wait()
+                return
+            try:
+                self._remaining = min(before, await backlog.glance())
+            except AmqpError as error:
+                logger.info("What is left cannot be seen: %s", type(error).__name__)
+                return
+            if self._remaining < before:
+                self._rate = (before - self._remaining) / (time() - started)
+            self._tell(pumps, ends_at)
 
     async def _work(self, assignments: tuple[planning.Assignment, ...], seconds: float) -> SliceWork:
         settings = self._settings
@@ -301,7 +331,8 @@ class SparkDrain:
             task.result()
 
     def _tell(self, pumps: int = 0, ends_at: float = 0.0, is_waiting: bool = False) -> None:
-        self._on_progress(Progress(self._account, self._remaining, self._rate, pumps, ends_at, is_waiting))
+        progress = Progress(self._account, self._remaining, self._rate, self._total, pumps, ends_at, is_waiting)
+        self._on_progress(progress)
 
 
 def run_slice(spark: SparkSession, work: SliceWork) -> list[Figure]:

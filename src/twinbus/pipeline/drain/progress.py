@@ -8,6 +8,7 @@ from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -17,11 +18,12 @@ from .loop import Progress
 
 MAX_DESTINATIONS = 10
 REFRESH_A_SECOND = 2
+BAR_WIDTH = 60
 
 
 def line_of(progress: Progress, now: float) -> str:
     """One line: moved, remaining, rate, time left, and what is going on. `now` is the event loop's time."""
-    parts = [f"{progress.account.moved:,} moved"]
+    parts = [f"{progress.account.moved:,} moved"] if progress.account.slices or not progress.pumps else []
     if progress.remaining is not None:
         parts.append(f"about {progress.remaining:,} remaining")
     if progress.rate:
@@ -63,6 +65,13 @@ def table_of(progress: Progress) -> Table:
     return table
 
 
+def view_of(progress: Progress) -> RenderableType:
+    """A bar for what is done, and the destinations."""
+    done = progress.total - (progress.remaining or 0)
+    bar = ProgressBar(total=max(1, progress.total), completed=done, width=BAR_WIDTH)
+    return Group(bar, table_of(progress)) if progress.account.slices else bar
+
+
 class ProgressView:
     """Shows progress on standard error: a table that changes, or where nobody watches a line for each slice."""
 
@@ -100,5 +109,4 @@ class ProgressView:
     def _render(self) -> RenderableType:
         if self._latest is None:
             return Text("looking at the backlog")
-        line = Text(line_of(self._latest, self._loop.time()))
-        return Group(line, table_of(self._latest)) if self._latest.account.slices else line
+        return Group(Text(line_of(self._latest, self._loop.time())), view_of(self._latest))

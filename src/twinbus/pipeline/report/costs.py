@@ -48,7 +48,7 @@ class Part:
     def amount(self) -> Decimal:
         return _add((self.application, self.pairing))
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "operations": self.operations,
             "amount": plain(self.amount),
@@ -82,7 +82,7 @@ class Cost:
     def transferred(self) -> int:
         return sum(one.usage.transferred for one in self.bill.lines)
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         book, contract, bill = self.book, self.contract, self.bill
         return {
             "currency": book.currency,
@@ -114,8 +114,8 @@ class Cost:
                 }
                 for stage, part in self.stages.items()
             ],
-            "entities": [{"entity": name, **part.as_json()} for name, part in self.entities.items()],
-            "days": [{"day": day.isoformat(), **part.as_json()} for day, part in self.days.items()],
+            "entities": [{"entity": name, **part.to_json()} for name, part in self.entities.items()],
+            "days": [{"day": day.isoformat(), **part.to_json()} for day, part in self.days.items()],
             "warnings": list(self.warnings),
         }
 

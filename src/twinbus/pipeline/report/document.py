@@ -36,7 +36,7 @@ class Period:
     #: Whether somebody asked for it; else it is all that the results have.
     is_chosen: bool = False
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"since": iso(self.since), "until": iso(self.until), "is_chosen": self.is_chosen, "time_zone": "UTC"}
 
 
@@ -52,7 +52,7 @@ class Source:
     files: int
     versions: Mapping[str, str]
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "results": self.results,
             "snapshot": self.snapshot,
@@ -71,7 +71,7 @@ class Anomalies:
     shown: tuple[Mapping[str, Any], ...] = ()
     count: int = 0
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"count": self.count, "shown": [_readable(one) for one in self.shown]}
 
 
@@ -82,7 +82,7 @@ def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _outage(outage: Outage) -> dict[str, Any]:
     times = ("suspected_at", "failed_over_at", "recovered_at", "drained_at")
-    return {**outage.as_json(), **{name: iso(getattr(outage, name)) for name in times}}
+    return {**outage.to_json(), **{name: iso(getattr(outage, name)) for name in times}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Report:
     #: None if the ledger is empty.
     period: Period | None
     headline: Headline
-    #: `Summary.as_json()` of the reconciliation: about the whole ledger, whatever the period. None if there was none.
+    #: `Summary.to_json()` of the reconciliation: about the whole ledger, whatever the period. None if there was none.
     summary: Mapping[str, Any] | None
     anomalies: Anomalies
     outages: tuple[Outage, ...]
@@ -108,21 +108,21 @@ class Report:
     dropped_rows: int
     set_aside: tuple[Aside, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The documented contract: times in ISO 8601 and UTC, amounts of money as texts with all their digits."""
         return {
             "format": FORMAT,
             "made_at": iso(self.made_at),
-            "source": self.source.as_json(),
-            "period": self.period.as_json() if self.period else None,
-            "verdict": {**self.headline.as_json(), "valid": bool(self.summary and self.summary["valid"])},
+            "source": self.source.to_json(),
+            "period": self.period.to_json() if self.period else None,
+            "verdict": {**self.headline.to_json(), "valid": bool(self.summary and self.summary["valid"])},
             "reconciliation": dict(self.summary) if self.summary is not None else None,
-            "anomalies": self.anomalies.as_json(),
-            "incidents": [one.as_json() for one in self.incidents],
+            "anomalies": self.anomalies.to_json(),
+            "incidents": [one.to_json() for one in self.incidents],
             "outages": [_outage(one) for one in self.outages],
-            "timeline": [one.as_json() for one in self.timelines],
-            "backlog": self.backlog.as_json(),
-            "latency": [one.as_json() for one in self.latency],
-            "cost": self.cost.as_json() if self.cost else None,
+            "timeline": [one.to_json() for one in self.timelines],
+            "backlog": self.backlog.to_json(),
+            "latency": [one.to_json() for one in self.latency],
+            "cost": self.cost.to_json() if self.cost else None,
             "gaps": {"dropped_rows": self.dropped_rows, "set_aside": [one._asdict() for one in self.set_aside]},
         }

@@ -37,7 +37,7 @@ class Interval(NamedTuple):
     #: None: it has not ended.
     until: int | None
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"state": self.state.value, "since": iso(self.since), "until": iso(self.until)}
 
 
@@ -49,11 +49,11 @@ class Timeline:
     entity: str
     intervals: tuple[Interval, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "pairing": self.pairing,
             "entity": self.entity,
-            "intervals": [one.as_json() for one in self.intervals],
+            "intervals": [one.to_json() for one in self.intervals],
         }
 
 
@@ -95,7 +95,7 @@ class Incident:
         """The sum of a count, such as `diverted`."""
         return sum(getattr(one, name) for one in self.outages)
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         counts = ("diverted", "moved", "expired", "poison", "pings", "failed_sends")
         return {
             "began": iso(self.began),
@@ -135,7 +135,7 @@ class Backlog:
         inside = tuple(one for one in self.series if since < one.at < until)
         return Backlog((Depth(since, before[-1] if before else 0), *inside))
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         peak = self.peak
         return {
             "now": self.now,

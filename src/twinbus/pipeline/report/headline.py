@@ -77,12 +77,12 @@ class Headline:
     def tone(self) -> Tone:
         return TONES[self.word]
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"word": self.word.value, "sentence": self.sentence, "details": list(self.details)}
 
 
 def headline_of(summary: Mapping[str, Any] | None, *, dropped_rows: int, set_aside: int, rows: int) -> Headline:
-    """The answer that a reconciliation (`Summary.as_json()`) gives.
+    """The answer that a reconciliation (`Summary.to_json()`) gives.
 
     Args:
         summary: None if there was none yet.

@@ -23,6 +23,8 @@ from .stories import card_texts, latency_name
 
 #: Messages that are listed at once; more can be opened.
 ANOMALIES = 12
+#: Words that have a column of their own whatever there is to tell.
+ALWAYS = ("attempted", "acknowledged", "ok", "lost")
 
 
 def render(report: Report) -> str:
@@ -76,6 +78,8 @@ class Entities:
 
     shown: Sequence[Mapping[str, Any]]
     others: int
+    #: The words that are a column: those that no entity has anything to tell of are left out.
+    words: Sequence[str]
 
 
 def _entities(summary: Mapping[str, Any] | None) -> Entities | None:
@@ -83,7 +87,9 @@ def _entities(summary: Mapping[str, Any] | None) -> Entities | None:
         return None
     troubles = ("lost", "unexpected", "in_flight", "dead_lettered", "duplicated", "recovered", "attempted")
     every = sorted(summary["entities"], key=lambda one: ([-one[word] for word in troubles], one["entity"]))
-    return Entities([{"subscriptions": {}, **one} for one in every[:ROWS]], max(0, len(every) - ROWS))
+    shown = [{"subscriptions": {}, **one} for one in every[:ROWS]]
+    words = [word for word in MEANINGS if word in ALWAYS or any(one.get(word) for one in every)]
+    return Entities(shown, max(0, len(every) - ROWS), words)
 
 
 def _latency(report: Report) -> Figure | None:

@@ -20,6 +20,8 @@ _DRAWN = 360
 #: Columns of an area that tell their value when one points at them.
 _TOLD = 72
 _AREA_HEIGHT = 132
+#: About how wide a letter of a tick is, in percent of a plot on a desktop and on a phone.
+_WIDE_LETTER, _NARROW_LETTER = 1.0, 2.1
 #: Room above the highest grid line, for its label.
 _HEADROOM = 16
 _LANE_HEIGHT = 18
@@ -207,19 +209,26 @@ def _anchor(place: float) -> str:
 
 
 def _time_axis(ticks: Sequence[Tick]) -> Markup:
-    """Every second tick goes away where there is little room (class `spare`)."""
-    texts = [
-        tag(
-            "text",
-            one.text,
-            x=f"{one.place}%",
-            y=14,
-            text_anchor=_anchor(one.place),
-            class_="tick spare" if index % 2 else "tick",
-        )
-        for index, one in enumerate(ticks)
-    ]
+    """Where there is little room every second text goes away (class `spare`). None runs into the one before."""
+    texts: list[Markup] = []
+    wide_end = narrow_end = 0.0
+    for index, one in enumerate(ticks):
+        begin, end = _extent(one, _WIDE_LETTER)
+        if begin < wide_end:
+            continue
+        narrow_begin, narrow = _extent(one, _NARROW_LETTER)
+        is_spare = bool(index % 2) or narrow_begin < narrow_end
+        wide_end, narrow_end = end, narrow_end if is_spare else narrow
+        class_ = "tick spare" if is_spare else "tick"
+        texts.append(tag("text", one.text, x=f"{one.place}%", y=14, text_anchor=_anchor(one.place), class_=class_))
     return _svg(_AXIS_HEIGHT, *texts)
+
+
+def _extent(tick: Tick, letter: float) -> tuple[float, float]:
+    """Where the text of a tick begins and ends, in percent, if a letter is so wide."""
+    width = letter * len(tick.text)
+    before = {"start": 0.0, "middle": width / 2, "end": width}[_anchor(tick.place)]
+    return max(0.0, tick.place - before), tick.place - before + width
 
 
 # ---- amounts ----

@@ -1,0 +1,93 @@
+"""What commands say of a namespace that is not there, or that refuses: which one, why, and never the key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.cli.test_backlog import give_up, invoke
+from tests.cli.test_backlog import pair as pair
+from tests.cli.test_syphon import ended, start
+from tests.syphon.pumping import BACKLOG, Pair, numbered
+
+from twinbus.broker import Namespace
+from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.security import AccessPolicy, ConnectionString, Right, connection_string
+
+KEY = "c2VjcmV0"
+NOWHERE = f"Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+COMMANDS = [
+    ("status",),
+    ("backlog", "list"),
+    ("backlog", "unused"),
+    ("backlog", "dead-letters"),
+    ("backlog", "replay", "--yes"),
+    ("syphon", "--until-empty"),
+]
+
+
+def with_wrong_key(namespace: Namespace) -> str:
+    policy = AccessPolicy("RootManageSharedAccessKey", KEY, KEY, frozenset({Right.MANAGE}))
+    return connection_string(namespace.host, namespace.port, policy)
+
+
+async def refused(pair: Pair, *arguments: str) -> str:
+    """What a command says that ends with 1."""
+    if arguments[0] == "syphon":  # it listens for signals, so it needs a process of its own
+        code, output, errors = await ended(await start(pair, *arguments[1:]))
+        said = output + errors
+    else:
+        result = await invoke(pair, *arguments)
+        code, said = result.exit_code, result.output
+    assert code == 1, said
+    assert "Traceback" not in said
+    for text in (KEY, *(ConnectionString.parse(one.connection_string).key for one in (pair.primary, pair.secondary))):
+        assert text not in said
+    return said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_primary_that_is_down_and_known_by_its_address_has_to_be_named(
+    pair: Pair, command: tuple[str, ...]
+) -> None:
+    said = await refused(pair, *command, "--primary", NOWHERE)
+    assert "the primary 127.0.0.1:1 cannot be reached: Connection refused" in said
+    assert "--primary-name" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_secondary_that_is_down_is_named(pair: Pair, command: tuple[str, ...]) -> None:
+    said = await refused(pair, *command, "--secondary", NOWHERE)
+    assert "127.0.0.1:1" in said
+    assert said.rstrip().endswith("Connection refused")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_wrong_key_for_the_primary_is_no_outage(pair: Pair, command: tuple[str, ...]) -> None:
+    said = await refused(pair, *command, "--primary", with_wrong_key(pair.primary))
+    assert f"the primary 127.0.0.1:{pair.primary.port} refuses: the key is wrong, or has no right to manage" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_wrong_key_for_the_secondary_is_named(pair: Pair, command: tuple[str, ...]) -> None:
+    said = await refused(pair, *command, "--secondary", with_wrong_key(pair.secondary))
+    assert f"127.0.0.1:{pair.secondary.port}" in said
+    assert "the key is wrong" in said or "InvalidSignature" in said
+
+
+async def test_a_primary_that_nobody_has_paired_is_named(pair: Pair) -> None:
+    result = await invoke(pair, "backlog", "list", "--primary-name", "fabrikam")
+    assert result.stdout == f"there are no backlog queues of fabrikam in 127.0.0.1:{pair.secondary.port}\n"
+
+
+async def test_dead_letters_are_shown_to_those_who_may_only_listen(pair: Pair) -> None:
+    await give_up(pair, numbered("orders", range(2)), "Bad")
+    reader = AccessPolicy("reader", "a2V5", "b3RoZXI=", frozenset({Right.LISTEN}))
+    rule = AuthorizationRule(reader.name, reader.primary_key, reader.secondary_key, reader.rights)
+    found = pair.secondary.find(BACKLOG)
+    assert found is not None
+    await pair.secondary.update(replace(found.description, authorization_rules=(rule,)))
+    text = connection_string(pair.secondary.host, pair.secondary.port, reader)
+    result = await invoke(pair, "backlog", "dead-letters", "--secondary", text, "--queues", "1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("Bad") == 2
