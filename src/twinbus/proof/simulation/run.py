@@ -1,0 +1,436 @@
+"""One run: two namespaces, a pairing with senders, syphons, faults; then recovery, a full drain and the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, cast
+
+from twinbus.client.partnership import SIDES, Partnership
+from twinbus.client.runtime import Runtime
+from twinbus.ledger.proof import for_syphon
+from twinbus.ledger.recorder import Operation
+from twinbus.pairing.core import Pairing
+from twinbus.pairing.failover import FailedOver, Healthy
+from twinbus.pairing.namespaces import Namespace
+from twinbus.syphon.connector import Side
+from twinbus.syphon.host import SyphonHost
+from twinbus.syphon.terms import Terms
+
+from ..checker import NotDrainedError, Verdict, check
+from ..history import History
+from ..ledger_words import disagreements
+from .amqp import SimulatedSide
+from .application import Application, Receiver
+from .ledger import SimulatedLedger
+from .network import EPOCH, Fault, Process, SimulatedNamespace
+from .scenario import PRIMARY, SECONDARY, Deed, PlannedDeed, PlannedSend, Scenario, scenario_of
+from .sdk import SimulatedSite
+from .trace import Trace
+from .virtual_time import START, StuckError, VirtualLoop
+
+#: Seconds of virtual time after which a run is stuck.
+LIMIT = 3600.0
+#: After the faults everything must be well again within this: the longest ping interval of a relapsed entity.
+RECOVERY = 400.0
+#: A message that waits in a pump for its turn may live as much longer: the pump gives it back after that.
+MAX_STALE = 45.0
+#: For so many seconds a syphon that is there may go on before the last drain.
+LINGER = 80
+DRAINS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a run; `complaints` says everything that must not be."""
+
+    seed: int
+    complaints: tuple[str, ...]
+    verdict: Verdict | None
+    #: Whether order within a session was promised.
+    keeps_order: bool
+    diverted: int
+    #: How often each fault struck a request, and each deed was done.
+    struck: Mapping[str, int]
+    #: Of virtual time.
+    seconds: float
+    digest: str
+    trace: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        return not self.complaints
+
+
+def simulate(seed: int, *, trace: bool = False) -> Result:
+    """Run the scenario of a seed and judge it."""
+    loop = VirtualLoop()
+    run = Run(scenario_of(seed), loop, Trace(loop.time, trace))
+    loop.set_exception_handler(run.on_loop_error)
+    with _quiet():
+        try:
+            loop.run(run.play(), LIMIT)
+        except StuckError as error:
+            run.complaints.append(f"stuck: {error}")
+        except Exception as error:
+            if trace:
+                raise
+            run.complaints.append(f"{type(error).__name__}: {error}")
+    return run.result()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Thousands of runs would say thousands of times that something is wrong: it is meant to be."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+class Run:
+    """The parts of a run, and what happens to them when."""
+
+    def __init__(self, scenario: Scenario, loop: VirtualLoop, trace: Trace) -> None:
+        self.scenario = scenario
+        self.complaints: list[str] = []
+        self._loop = loop
+        self._trace = trace
+        self._random = Random(scenario.seed ^ 0x5EED)
+        self._history = History()
+        self._verdict: Verdict | None = None
+        self._primary = SimulatedNamespace(PRIMARY, loop, self._random, trace, self._doubt)
+        self._secondary = SimulatedNamespace(SECONDARY, loop, self._random, trace, self._doubt)
+        self._sides = self._primary, self._secondary
+        self._wall_jump = 0.0
+        self._entities: dict[str, str] = {
+            message_id: scenario.senders[send.sender].path for send in scenario.sends for message_id in send.message_ids
+        }
+        self._processes = 0
+        self._done: Counter[str] = Counter()
+        self._ledgers: list[SimulatedLedger] = []
+        self._syphon: SyphonProcess | None = None
+        #: The part of the application that is its syphon, if it hosts one.
+        self._hosting = Process("app")
+        self._side_work: set[asyncio.Task[Any]] = set()
+
+    def _doubt(self, message_id: str) -> None:
+        self._trace("doubt", message_id)
+        entity = self._entities.get(message_id)
+        if entity is not None:
+            self._history.doubt(entity, message_id)
+
+    def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Something raised where nobody listens."""
+        error = context.get("exception")
+        self.complaints.append(f"{context['message']}: {error!r}")
+
+    # ---- the beginning ----
+
+    async def play(self) -> None:
+        scenario = self.scenario
+        for side, skew in zip(self._sides, scenario.skews, strict=True):
+            side.skew = skew
+        ledger = self._new_ledger()
+        self._pairing = Pairing(
+            scenario.options,
+            PRIMARY,
+            client="app",
+            recorder=ledger if scenario.has_ledger else None,
+            clock=self._loop.time,
+            random=Random(scenario.seed ^ 0xB0),
+        )
+        self._pairing.events.subscribe(lambda event: self._trace("event", type(event).__name__))
+        for queue in scenario.queues:
+            made = self._primary.add_queue(
+                queue.path,
+                requires_session=queue.requires_session,
+                duplicate_window=queue.duplicate_window,
+                shows_pings=queue.shows_pings,
+            )
+            made.properties = {}
+        self._app = Application(self._pairing, scenario.senders, self._sides, self._history, self._trace)
+        for queue in scenario.queues:
+            is_timed = scenario.options.ttl == "remaining"
+            Receiver(self._primary, self._primary.queue(queue.path), self._app, is_timed)
+        process = Process("app")
+        primary, secondary = (cast(Namespace, SimulatedSite(side, process)) for side in self._sides)
+        self._partnership = Partnership()
+        self._runtime = Runtime(self._pairing, primary, secondary, self._partnership, self._hosted_syphon)
+        self._aside(self._runtime.start())  # in a task of its own, as a client does it
+        await self._live()
+        await self._recover()
+        await self._drain()
+        self._judge()
+
+    def _new_ledger(self) -> SimulatedLedger:
+        ledger = SimulatedLedger(self._loop, self._random)
+        self._ledgers.append(ledger)
+        return ledger
+
+    # ---- syphons ----
+
+    def _wall_clock(self) -> float:
+        return EPOCH + self._loop.time() + self._wall_jump
+
+    def _new_process(self, ledger: SimulatedLedger) -> SyphonProcess:
+        self._processes += 1
+        return SyphonProcess(f"syphon-{self._processes}", self, ledger)
+
+    def _hosted_syphon(self, queues: Any, terms: Terms) -> SyphonHost:
+        """The syphon within the application; its connections can be killed, its ledger is the application's."""
+        self._hosting = Process("app")
+        primary, secondary = self._sides_for(self._hosting)
+        return SyphonHost(primary, secondary, queues, replace(terms, wall_clock=self._wall_clock))
+
+    def _sides_for(self, process: Process) -> tuple[Side, Side]:
+        return (
+            cast(Side, SimulatedSide(self._primary, process)),
+            cast(Side, SimulatedSide(self._secondary, process)),
+        )
+
+    def _backlog(self) -> list[str]:
+        return [self._pairing.queue_path(index) for index in range(self.scenario.options.backlog_queue_count)]
+
+    def new_host(self, process: Process, ledger: SimulatedLedger) -> SyphonHost:
+        options = self.scenario.options
+        recorder, flush = for_syphon(
+            ledger, self._loop, ledger="required" if self.scenario.has_ledger else "best_effort"
+        )
+        terms = Terms(
+            options=options.syphon,
+            ttl=options.ttl,
+            order=options.order,
+            pairing=PRIMARY,
+            client=process.name,
+            recorder=recorder,
+            flush=flush,
+            lock_seconds=60.0,
+            wall_clock=self._wall_clock,
+        )
+        primary, secondary = self._sides_for(process)
+        return SyphonHost(primary, secondary, self._backlog(), terms)
+
+    async def _start_syphon(self) -> None:
+        if not self.scenario.options.enable_syphon and self._syphon is None:
+            self._syphon = self._new_process(self._new_ledger())
+            await self._syphon.host.start()
+
+    async def _end_syphon(self, *, kill: bool) -> None:
+        syphon, self._syphon = self._syphon, None
+        if syphon is None:
+            return
+        self._trace("kill" if kill else "stop", syphon.name)
+        if kill:
+            syphon.kill()
+        await syphon.host.close()
+        self._doubt_given(syphon)
+        if not kill:
+            syphon.ledger.close()
+
+    def _doubt_given(self, process: Process) -> None:
+        """What a syphon was given and did not settle before its end the next one moves again, rightly."""
+        left = {name for queue in self._secondary.queues.values() for name in queue.ids.values()}
+        for message_id in process.given:
+            if message_id in left:
+                self._doubt(message_id)
+
+    # ---- faults and deeds ----
+
+    async def _live(self) -> None:
+        """Everything that was planned, each at its time."""
+        scenario = self.scenario
+        agenda: list[tuple[float, int, Any]] = []
+        for fault in scenario.faults:
+            agenda += [(fault.start, 0, fault), (fault.end, 1, fault)]
+        agenda += [(deed.at, 2, deed) for deed in scenario.deeds]
+        agenda += [(send.at, 3, send) for send in scenario.sends]
+        agenda.append((scenario.syphon_at, 4, None))
+        for at, kind, what in sorted(agenda, key=lambda entry: entry[:2]):
+            if at > scenario.duration:
+                continue
+            await asyncio.sleep(max(0.0, START + at - self._loop.time()))
+            self._act(kind, what)
+        await asyncio.sleep(max(0.0, START + scenario.duration - self._loop.time()))
+
+    def _act(self, kind: int, what: Fault | PlannedDeed | PlannedSend | None) -> None:
+        if isinstance(what, Fault):
+            side = self._primary if what.namespace == PRIMARY else self._secondary
+            (side.begin if kind == 0 else side.end)(what)
+        elif isinstance(what, PlannedSend):
+            self._app.begin(what)
+        elif isinstance(what, PlannedDeed):
+            self._trace("deed", what.deed.value)
+            self._done[what.deed.value] += 1
+            self._aside(self._do(what))
+        else:
+            self._aside(self._start_syphon())
+
+    def _aside(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._side_work.add(task)
+        task.add_done_callback(self._aside_ended)
+
+    def _aside_ended(self, task: asyncio.Task[Any]) -> None:
+        self._side_work.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.complaints.append(f"aside: {task.exception()!r}")
+
+    async def _do(self, planned: PlannedDeed) -> None:
+        deed, which = planned.deed, planned.which
+        path = self.scenario.queues[which % len(self.scenario.queues)].path
+        if deed in (Deed.KILL_SYPHON, Deed.RESTART_SYPHON):
+            if deed is Deed.KILL_SYPHON:
+                await self._until_busy(planned.seconds)
+            await self._end_syphon(kill=deed is Deed.KILL_SYPHON)
+            await asyncio.sleep(abs(planned.seconds) / 10)
+            await self._start_syphon()
+        elif deed is Deed.EXPIRE_LOCKS:
+            await self._until_busy(planned.seconds)
+            for queue in self._secondary.queues.values():
+                queue.expire_locks()
+        elif deed is Deed.CLOSE_SENDER:
+            await self._app.replace_sender(which)
+        elif deed is Deed.FAIL_OVER:
+            self._pairing.fail_over(path)
+        elif deed is Deed.FAIL_BACK:
+            self._pairing.fail_back(path)
+        elif deed is Deed.CLOCK_JUMP:
+            self._wall_jump += planned.seconds
+        elif deed is Deed.STALL_LEDGER:
+            for ledger in self._ledgers:
+                ledger.stalled_until = self._loop.time() + abs(planned.seconds)
+        elif deed is Deed.CANCEL_SEND:
+            self._app.cancel(which)
+        elif deed is Deed.CLOSE_PARTNER:
+            role = SIDES[which % 2]
+            self._partnership.closed(role)
+            self._runtime.client_ended(role)
+
+    async def _until_busy(self, seconds: float) -> None:
+        """Until a moment after the syphon was given a message, or for a while: one that is idle has little to lose."""
+        process = self._syphon or self._hosting
+        given = len(process.given)
+        for _ in range(100):
+            if len(process.given) > given:
+                break
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(abs(seconds) / 600)
+
+    # ---- the end ----
+
+    async def _recover(self) -> None:
+        """The faults are over: everything must be well again, by itself, except what was forced by hand."""
+        await self._app.finish()
+        while self._side_work:
+            await asyncio.wait(self._side_work)
+        until = self._loop.time() + RECOVERY
+        for entity in self._pairing.entities():
+            state = self._pairing.state_of(entity)
+            if isinstance(state, FailedOver) and state.is_forced:
+                self._pairing.fail_back(entity.path)
+        while self._pairing.fault is None and not self._is_well():
+            if self._loop.time() > until:
+                self.complaints.append(f"not recovered within {RECOVERY:g} s")
+                break
+            await asyncio.sleep(1.0)
+        for _ in range(LINGER):
+            # Whoever runs a syphon need not start another: locks that were left behind run out.
+            if not self._has_syphon() or not self._is_anything_left():
+                break
+            await asyncio.sleep(1.0)
+        await self._app.close()
+        await self._end_syphon(kill=False)
+        await self._runtime.close()
+        self._doubt_given(self._hosting)
+
+    def _has_syphon(self) -> bool:
+        return self._syphon is not None or (self.scenario.options.enable_syphon and self._pairing.fault is None)
+
+    def _is_anything_left(self) -> bool:
+        return any(queue.messages for queue in self._secondary.queues.values())
+
+    def _is_well(self) -> bool:
+        entities = self._pairing.entities()
+        return all(isinstance(self._pairing.state_of(entity), Healthy) for entity in entities)
+
+    async def _drain(self) -> None:
+        """With nothing in its way a syphon empties the backlog, and the receivers the primary."""
+        if self.scenario.syphon_at > self.scenario.duration:
+            await asyncio.sleep(self.scenario.syphon_at - self.scenario.duration)
+        for _ in range(DRAINS):
+            if not self._is_anything_left():
+                break
+            process = self._new_process(self._new_ledger())
+            report = await process.host.drain()
+            process.ledger.close()
+            self._trace("drained", str(report.total))
+        for ledger in self._ledgers:
+            ledger.close()
+        while any(queue.messages for queue in self._primary.queues.values()):
+            for queue in self._primary.queues.values():
+                queue.sweep()
+            await asyncio.sleep(1.0)
+
+    def _judge(self) -> None:
+        for side in self._sides:
+            for queue in side.queues.values():
+                for letter in queue.dead:
+                    entity = self._entities.get(letter.message_id)
+                    if entity is not None:
+                        self._history.dead_letter(entity, letter.message_id, letter.reason, at=letter.at)
+        self._history.drained(
+            {f"{side.name}/{queue.path}": len(queue.messages) for side in self._sides for queue in side.queues.values()}
+        )
+        self.complaints += self._app.complaints
+        try:
+            verdict = self._verdict = check(self._history, tolerance=MAX_STALE)
+        except NotDrainedError as error:
+            self.complaints.append(str(error))
+            return
+        promised = ["lost", "unexpected", "altered", "outlived", "unexplained"]
+        if self.scenario.options.order == "session":
+            promised.append("order_violations")
+        self.complaints += [
+            f"{word}: {', '.join(one.message_id for one in getattr(verdict, word))}"
+            for word in promised
+            if getattr(verdict, word)
+        ]
+        if self.scenario.has_ledger:
+            rows: list[Operation] = [row for ledger in self._ledgers for row in ledger.durable]
+            completed = [name for queue in self._secondary.queues.values() for name in queue.completed]
+            self.complaints += disagreements(verdict, rows, completed)
+
+    def result(self) -> Result:
+        sent = self._history.sent.values()
+        return Result(
+            self.scenario.seed,
+            tuple(self.complaints),
+            self._verdict,
+            self.scenario.options.order == "session",
+            sum(one.route == "backlog" for one in sent),
+            sum((side.struck for side in self._sides), self._done),
+            self._loop.time() - START,
+            self._trace.digest(),
+            tuple(self._trace.lines),
+        )
+
+
+class SyphonProcess(Process):
+    """A syphon in a process of its own."""
+
+    def __init__(self, name: str, run: Run, ledger: SimulatedLedger) -> None:
+        super().__init__(name)
+        self.ledger = ledger
+        self.host = run.new_host(self, ledger)
+
+    def kill(self) -> None:
+        super().kill()
+        self.ledger.kill()

@@ -1,0 +1,210 @@
+"""What a run is to be: drawn from a seed, all of it before the run begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from twinbus.pairing.options import SendAvailabilityOptions, SyphonOptions
+from twinbus.pairing.policy import FailoverPolicy
+
+from .network import Fault, Weather
+
+PRIMARY, SECONDARY = "contoso", "standby"
+#: The longest that anything of a run's own making lasts: faults, traffic.
+MAX_DURATION = 60.0
+MAX_FAULT = 25.0
+#: What is wrong with a whole namespace, and with one entity of it.
+OF_NAMESPACES = (
+    Weather.REFUSE,
+    Weather.CRASH,
+    Weather.BLACK_HOLE,
+    Weather.SLOW,
+    Weather.RESET_BEFORE,
+    Weather.RESET_AFTER,
+    Weather.LOST_ANSWER,
+    Weather.BUSY,
+    Weather.DETACH,
+)
+OF_ENTITIES = (
+    Weather.BLACK_HOLE,
+    Weather.SLOW,
+    Weather.RESET_BEFORE,
+    Weather.RESET_AFTER,
+    Weather.LOST_ANSWER,
+    Weather.BUSY,
+    Weather.QUOTA,
+    Weather.DISABLED,
+    Weather.DETACH,
+)
+
+
+class Deed(Enum):
+    """What somebody does during a run, besides sending."""
+
+    KILL_SYPHON = "kill the syphon"
+    RESTART_SYPHON = "restart the syphon"
+    EXPIRE_LOCKS = "locks run out"
+    CLOSE_SENDER = "close a sender"
+    FAIL_OVER = "fail over by hand"
+    FAIL_BACK = "fail back by hand"
+    CLOCK_JUMP = "the clock of the syphon's machine jumps"
+    STALL_LEDGER = "the ledger stalls"
+    CANCEL_SEND = "a caller cancels its send"
+    CLOSE_PARTNER = "one of the two clients is closed"
+
+
+#: How likely each is, from run to run.
+_WEIGHTS = {
+    Deed.KILL_SYPHON: 4,
+    Deed.RESTART_SYPHON: 2,
+    Deed.EXPIRE_LOCKS: 3,
+    Deed.CLOSE_SENDER: 2,
+    Deed.FAIL_OVER: 2,
+    Deed.FAIL_BACK: 1,
+    Deed.CLOCK_JUMP: 1,
+    Deed.STALL_LEDGER: 3,
+    Deed.CANCEL_SEND: 2,
+    Deed.CLOSE_PARTNER: 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue of the primary."""
+
+    path: str
+    requires_session: bool
+    duplicate_window: float | None
+    shows_pings: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSend:
+    """One call of a sender."""
+
+    at: float
+    sender: int
+    message_ids: tuple[str, ...]
+    session: str | None
+    time_to_live: float | None
+    scheduled_in: float | None
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDeed:
+    at: float
+    deed: Deed
+    #: Which sender, entity or side; how many seconds.
+    which: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A run to be."""
+
+    seed: int
+    options: SendAvailabilityOptions
+    queues: tuple[Queue, ...]
+    #: The queue of each sender.
+    senders: tuple[Queue, ...]
+    sends: tuple[PlannedSend, ...]
+    faults: tuple[Fault, ...]
+    deeds: tuple[PlannedDeed, ...]
+    #: When the first syphon starts, if it is a process of its own.
+    syphon_at: float
+    has_ledger: bool
+    skews: tuple[float, float]
+    duration: float
+
+
+def scenario_of(seed: int) -> Scenario:
+    """The same for the same seed, everywhere."""
+    random = Random(seed)
+    duration = random.uniform(15.0, MAX_DURATION)
+    options = _options(random)
+    queues = tuple(_queue(random, number) for number in range(random.randint(1, 2)))
+    senders = tuple(random.choice(queues) for _ in range(random.randint(1, 3)))
+    backlog = [f"{PRIMARY}/x-servicebus-transfer/{index}" for index in range(options.backlog_queue_count)]
+    return Scenario(
+        seed,
+        options,
+        queues,
+        senders,
+        tuple(_sends(random, senders, duration)),
+        tuple(_fault(random, duration, [one.path for one in queues], backlog) for _ in range(random.randint(1, 4))),
+        tuple(sorted(_deeds(random, duration), key=lambda deed: deed.at)),
+        random.choice([0.0, random.uniform(0.0, duration), duration + 100.0]),
+        random.random() < 0.7,
+        (random.choice([0.0, random.uniform(-100.0, 100.0)]), random.choice([0.0, random.uniform(-100.0, 100.0)])),
+        duration,
+    )
+
+
+def _options(random: Random) -> SendAvailabilityOptions:
+    return SendAvailabilityOptions(
+        backlog_queue_count=random.randint(1, 3),
+        failover_interval=random.choice([0.0, 1.0, 5.0, 10.0]),
+        ping_primary_interval=random.choice([1.0, 2.0, 5.0]),
+        attempt_timeout=random.choice([1.0, 2.0, 5.0]),
+        backlog_cooldown=random.choice([2.0, 10.0]),
+        while_suspect=random.choice(["divert", "divert", "divert", "raise"]),
+        probe=random.choice(["ping", "ping", "link"]),
+        ttl=random.choice(["remaining", "remaining", "remaining", "restart"]),
+        order=random.choice([None, "session"]),
+        policy=random.choice([FailoverPolicy.availability(), FailoverPolicy.documented()]),
+        enable_syphon=random.random() < 0.5,
+        primary_name=PRIMARY,
+        syphon=SyphonOptions(poll=30.0, retry_min=1.0, retry_max=8.0, rate=random.choice([None, None, 20.0])),
+    )
+
+
+def _queue(random: Random, number: int) -> Queue:
+    return Queue(
+        f"orders-{number}",
+        requires_session=random.random() < 0.4,
+        duplicate_window=600.0 if random.random() < 0.4 else None,
+        shows_pings=random.random() < 0.3,
+    )
+
+
+def _sends(random: Random, senders: tuple[Queue, ...], duration: float) -> list[PlannedSend]:
+    sends = []
+    for sender, queue in enumerate(senders):
+        has_sessions = queue.requires_session or random.random() < 0.5
+        for number in range(random.randint(4, 12)):
+            count = random.choice([1, 1, 1, 1, 3])
+            session = f"s{random.randint(0, 1)}" if has_sessions else None
+            is_scheduled = random.random() < 0.08 and session is None
+            sends.append(
+                PlannedSend(
+                    random.uniform(0.0, duration),
+                    sender,
+                    tuple(f"{sender}-{number}-{index}" for index in range(count)),
+                    session,
+                    None if is_scheduled else random.choice([None, None, None, float(random.randint(5, 90))]),
+                    random.uniform(1.0, 30.0) if is_scheduled else None,
+                    random.choice([None, None, random.uniform(0.5, 20.0)]),
+                )
+            )
+    return sorted(sends, key=lambda send: send.at)
+
+
+def _fault(random: Random, duration: float, queues: list[str], backlog: list[str]) -> Fault:
+    is_primary = random.random() < 0.7
+    entity = random.choice(queues if is_primary else backlog) if random.random() < 0.4 else None
+    start = random.uniform(0.0, duration * 0.9)
+    end = min(duration, start + random.uniform(0.1, MAX_FAULT))
+    weather = random.choice(OF_NAMESPACES if entity is None else OF_ENTITIES)
+    return Fault(weather, PRIMARY if is_primary else SECONDARY, entity, start, end, random.uniform(0.2, 1.0))
+
+
+def _deeds(random: Random, duration: float) -> list[PlannedDeed]:
+    names = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=random.randint(0, 3))
+    return [
+        PlannedDeed(random.uniform(0.0, duration), deed, random.randint(0, 9), random.uniform(-60.0, 60.0))
+        for deed in names
+    ]
