@@ -1,0 +1,410 @@
+"""The traffic of one cell: a pairing of its own, senders that go on whatever happens, receivers, and a history."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus.exceptions import ServiceBusError
+
+from twinbus import Event, FailedOver, Route, SendAvailabilityOptions, SyphonOptions
+from twinbus.aio import PairedServiceBusClient
+from twinbus.pairing.backlog import PROPERTIES
+from twinbus.pairing.naming import BACKLOG_MARK, backlog_path
+from twinbus.pairing.policy import FailoverPolicy
+
+from .history import History
+from .matrix_bench import POLL, Bench, until
+from .matrix_cells import Cell
+from .matrix_processes import ChildProcess
+
+SENDERS = 2
+SESSIONS = 2  # of each sender
+SUBSCRIPTIONS = ("billing", "audit")
+BACKLOG_QUEUES = 2
+BATCH = 4
+PAUSE = 0.02  # seconds between two calls of a sender, about
+SCHEDULED_IN = 1.0  # seconds
+SEND_TIMEOUT = 12.0  # of one call; what it covers is the product's own promise
+NUMBERS = 10**9  # more than any entity has sequence numbers: one that is made anew begins again with 1
+LOCK = timedelta(seconds=5)
+SESSION_LOCK = timedelta(minutes=1)  # it is never renewed, and must outlast the cell
+BACK_OFF = 0.5  # seconds before a receiver tries again
+CLOSING = 5.0
+BREATH = 1.0  # seconds
+#: How the pairing of a cell differs from the defaults: all of it an application may do, so that minutes are seconds.
+OPTIONS: dict[str, Any] = {
+    "backlog_queue_count": BACKLOG_QUEUES,
+    "failover_interval": 0.3,
+    "ping_primary_interval": 1.0,
+    "attempt_timeout": 2.0,
+    "backlog_cooldown": 1.0,
+}
+
+
+class Traffic:
+    """What runs in a cell. `entity` is its queue or topic in the primary; its backlog queues are its own as well."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        cell: Cell,
+        name: str,
+        *,
+        syphon: bool = True,
+        policy: FailoverPolicy | None = None,
+        more_sessions: tuple[str, ...] = (),
+    ) -> None:
+        self.cell = cell
+        self.name = self.entity = name
+        self.bench = bench
+        places = [f"{name}/{one}" for one in SUBSCRIPTIONS] if cell.work == "topic" else [name]
+        self.history = History(places={name: places})
+        self.backlog = [backlog_path(name, index) for index in range(BACKLOG_QUEUES)]
+        #: Below it are all backlog queues of the cell.
+        self.backlog_root = f"{name}/{BACKLOG_MARK}"
+        self._random = random.Random(f"{cell.seed} {cell.name}")
+        #: Seconds that messages may live which are sent from now on.
+        self.time_to_live: float | None = None
+        options = SendAvailabilityOptions(
+            **OPTIONS,
+            primary_name=name,
+            enable_syphon=syphon,
+            order="session" if cell.work == "session" else None,
+            syphon=SyphonOptions(retry_min=0.1, retry_max=1.0),
+            policy=policy or FailoverPolicy.availability(),
+        )
+        self._client = PairedServiceBusClient.from_connection_strings(
+            bench.primary.connection_string, bench.secondary.connection_string, options=options, retry_total=0
+        )
+        self._may_send = asyncio.Event()
+        self._is_over = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._receivers: list[asyncio.Task[None]] = []
+        self._generation = 0
+        #: Sessions of senders other than our own.
+        self.more_sessions: tuple[str, ...] = more_sessions
+        #: Processes that send or move messages of the cell; they end with it.
+        self.children: list[ChildProcess] = []
+        self._listening: list[asyncio.Task[None]] = []
+        #: Calls that ended since `mark`, by sender: accepted by the primary, accepted at all, raised.
+        self.direct: Counter[int] = Counter()
+        self.accepted: Counter[int] = Counter()
+        self.raised: Counter[int] = Counter()
+        self._mark = 0.0
+        self._under_way = 0
+        self._entities_made = 0
+        self.struck_at: float | None = None
+        self.failover_seconds: dict[int, float] = {}
+        self.refused: Counter[str] = Counter()
+        self.receive_errors: Counter[str] = Counter()
+        #: Receivers take longer over each message than its lock lasts.
+        self.dawdles = False
+        self.diverted = 0
+        self.failovers = 0
+        #: The last moment at which the backlog had no dead letters.
+        self.without_dead_letters = 0.0
+
+    # ---- beginning and end ----
+
+    async def start(self) -> None:
+        """Make the entities, open the client and the receivers, and begin to send."""
+        await self.make_entity()
+        await asyncio.gather(*map(self._make_backlog_queue, self.backlog))
+        await self._client.start()
+        self._client.on_event(self._on_event)
+        self.reopen_receivers()
+        self._tasks = [asyncio.create_task(self._send(number)) for number in range(SENDERS)]
+        self.resume()
+
+    async def make_entity(self) -> None:
+        administration, cell = self.bench.primary.administration, self.cell
+        self._entities_made += 1
+        properties: dict[str, Any] = {"requires_duplicate_detection": cell.detects}
+        if cell.work != "topic":
+            sessions = cell.work == "session"
+            lock = SESSION_LOCK if sessions else LOCK
+            await administration.create_queue(self.entity, lock_duration=lock, requires_session=sessions, **properties)
+            return
+        await administration.create_topic(self.entity, **properties)
+        for name in SUBSCRIPTIONS:
+            await administration.create_subscription(self.entity, name, lock_duration=LOCK)
+
+    async def delete_entity(self) -> None:
+        administration = self.bench.primary.administration
+        await (administration.delete_topic if self.cell.work == "topic" else administration.delete_queue)(self.entity)
+
+    async def _make_backlog_queue(self, path: str) -> None:
+        # As the pairing would make them, but for the lock: a minute of it is long where somebody dies holding it.
+        await self.bench.secondary.administration.create_queue(path, **{**PROPERTIES, "lock_duration": LOCK})
+
+    async def close(self) -> None:
+        """End everything, and remove the entities."""
+        self._is_over = True
+        self._end_receivers()
+        tasks = [*self._tasks, *self._listening]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._receivers, return_exceptions=True)
+        await asyncio.gather(*(child.stop() for child in self.children))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING * 2):
+                await self._client.close()
+        if self._entities_made:
+            await self.delete_entity()
+        await asyncio.gather(*map(self.bench.secondary.administration.delete_queue, self.backlog))
+
+    def _on_event(self, event: Event) -> None:
+        self.failovers += isinstance(event, FailedOver)
+
+    # ---- senders ----
+
+    def pause(self) -> None:
+        """Begin no call until `resume`."""
+        self._may_send.clear()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._under_way
+
+    def resume(self) -> None:
+        self._may_send.set()
+
+    async def stop_sending(self) -> None:
+        """Let the calls end that have begun. Raises what a sender did not expect."""
+        self._is_over = True
+        self.resume()
+        await asyncio.gather(*self._tasks, *self._listening)
+
+    def listen(self, to: Coroutine[Any, Any, None]) -> None:
+        """Have somebody write down what a process of the cell says. Its process must end before sending does."""
+        self._listening.append(asyncio.create_task(to))
+
+    def mark(self) -> None:
+        """Count calls from now on: only those that begin after this."""
+        self._mark = time.monotonic()
+        self.direct.clear()
+        self.accepted.clear()
+        self.raised.clear()
+
+    def has_each(self, calls: int, what: Callable[[int], int]) -> bool:
+        """Whether every sender has so many calls, as `what` counts them, or has died of an error of its own."""
+        return all(what(number) >= calls or self._tasks[number].done() for number in range(SENDERS))
+
+    def ended(self, number: int) -> int:
+        return self.accepted[number] + self.raised[number]
+
+    async def _send(self, number: int) -> None:
+        make = self._client.get_topic_sender if self.cell.work == "topic" else self._client.get_queue_sender
+        sender = make(self.entity)
+        count = 0
+        while not self._is_over:
+            await self._may_send.wait()
+            count += 1
+            await self._call(sender, number, count)
+            await asyncio.sleep(PAUSE * (0.5 + self._random.random()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING):
+                await sender.close()
+
+    def _messages(self, number: int, count: int) -> list[ServiceBusMessage]:
+        session = f"{number}-{count % SESSIONS}" if self.cell.work == "session" else None
+        size = BATCH if self.cell.work == "batch" else 1
+        lives = None if self.time_to_live is None else timedelta(seconds=self.time_to_live)
+        return [
+            ServiceBusMessage(
+                f"body of {number}-{count}-{index}",
+                message_id=f"{number}-{count}-{index}",
+                session_id=session,
+                time_to_live=lives,
+            )
+            for index in range(size)
+        ]
+
+    async def _call(self, sender: Any, number: int, count: int) -> None:
+        messages = self._messages(number, count)
+        for one in messages:
+            self.history.attempt(
+                self.entity,
+                str(one.message_id),
+                session=one.session_id,
+                content=str(one),
+                time_to_live=self.time_to_live,
+                at=time.time(),
+            )
+        began = time.monotonic()
+        self._under_way += 1
+        try:
+            route = await self._bring(sender, messages)
+        except ServiceBusError as error:
+            self.refused[type(error).__name__] += 1
+            if began >= self._mark:
+                self.raised[number] += 1
+            return
+        finally:
+            self._under_way -= 1
+        self._note(number, route, began, messages)
+
+    async def _bring(self, sender: Any, messages: list[ServiceBusMessage]) -> Route:
+        """Send them, or schedule them; the route by which they were accepted."""
+        if self.cell.work != "scheduled":
+            load = messages if self.cell.work == "batch" else messages[0]
+            receipt = await sender.send_messages(load, timeout=SEND_TIMEOUT)
+            return Route(receipt.route)
+        at = datetime.now(UTC) + timedelta(seconds=SCHEDULED_IN)
+        numbers = await sender.schedule_messages(messages, at, timeout=SEND_TIMEOUT)
+        return Route.BACKLOG if numbers[0] < 0 else Route.PRIMARY
+
+    def _note(self, number: int, route: Route, began: float, messages: list[ServiceBusMessage]) -> None:
+        now = time.monotonic()
+        for one in messages:
+            self.history.acknowledge(self.entity, str(one.message_id), route.value, at=time.time())
+        if route is Route.BACKLOG:
+            self.diverted += len(messages)
+            if self.struck_at is not None:
+                self.failover_seconds.setdefault(number, now - self.struck_at)
+        if began >= self._mark:
+            self.accepted[number] += 1
+            self.direct[number] += route is Route.PRIMARY
+
+    # ---- receivers ----
+
+    def _sources(self, client: PairedServiceBusClient) -> list[tuple[str, Callable[[], Any]]]:
+        """Where messages arrive, each with what makes a receiver."""
+        if self.cell.work == "topic":
+            return [
+                (f"{self.entity}/{name}", partial(client.get_subscription_receiver, self.entity, name))
+                for name in SUBSCRIPTIONS
+            ]
+        sessions = [f"{one}-{two}" for one in range(SENDERS) for two in range(SESSIONS)]
+        wanted: list[str | None] = [*sessions, *self.more_sessions] if self.cell.work == "session" else [None]
+        return [(self.entity, partial(client.get_queue_receiver, self.entity, session_id=one)) for one in wanted]
+
+    def reopen_receivers(self) -> None:
+        """Have receivers open anew: a receiver of the SDK does not notice that its connection leads nowhere."""
+        self._end_receivers()
+        self._receivers += [
+            asyncio.create_task(self._receive(place, make, self._generation))
+            for place, make in self._sources(self._client)
+        ]
+
+    def _end_receivers(self) -> None:
+        self._generation += 1  # the SDK may swallow a cancellation while it closes
+        for task in self._receivers:
+            task.cancel()
+
+    async def _receive(self, place: str, make: Callable[[], Any], generation: int) -> None:
+        """Until there is another generation. While the primary is away there is nothing to receive from."""
+        while generation == self._generation:
+            try:
+                async with _opened(make()) as receiver:
+                    while generation == self._generation:
+                        for message in await receiver.receive_messages(max_message_count=20, max_wait_time=1):
+                            self.history.receive(
+                                place,
+                                str(message.message_id),
+                                (message.sequence_number or 0) + self._entities_made * NUMBERS,
+                                session=message.session_id,
+                                content=str(message),
+                            )
+                            if self.dawdles:
+                                await asyncio.sleep(LOCK.total_seconds() + 0.5)
+                            await receiver.complete_message(message)
+            except (ServiceBusError, OSError, ValueError, AttributeError, TypeError) as error:
+                # The SDK's receivers end in many ways when their connection does; the history does not mind.
+                self.receive_errors[type(error).__name__] += 1
+                await asyncio.sleep(BACK_OFF)
+
+    # ---- the end of it ----
+
+    async def go_home(self, calls: int, seconds: float) -> bool:
+        """Whether every sender gets to the primary again, so many calls in a row.
+
+        A session stays diverted for as long as any of it is in the backlog, so its senders have to draw breath.
+        """
+        if self.cell.work == "session":
+            # For a while they go on as the backlog is brought home: that is when order is at stake.
+            await asyncio.sleep(BREATH)
+            self.pause()
+            await until(lambda: self.is_idle and not self._client.status().diverted_sessions, seconds)
+            self.mark()
+            self.resume()
+        await until(lambda: self.has_each(calls, self.direct.__getitem__), seconds)
+        self.pause()
+        return self.has_each(calls, self.direct.__getitem__)
+
+    @property
+    def places(self) -> list[str]:
+        """The paths that the namespace itself uses for where messages arrive."""
+        if self.cell.work != "topic":
+            return [self.entity]
+        return [f"{self.entity}/Subscriptions/{name}" for name in SUBSCRIPTIONS]
+
+    async def left(self) -> dict[str, int]:
+        """What is not yet where it belongs, or not yet received, by the word of the namespaces."""
+        backlog = await self.bench.secondary.counts(self.backlog)
+        arrived = await self.bench.primary.counts(self.places)
+        if not any(one["dead_letter"] for one in backlog.values()):
+            self.without_dead_letters = time.time()
+        found = {**backlog, **arrived}
+        return {path: one["active"] + one["deferred"] + one["scheduled"] + one["locked"] for path, one in found.items()}
+
+    @property
+    def not_direct(self) -> int:
+        """Calls since `mark` that the primary has not accepted."""
+        return sum(self.accepted.values()) - sum(self.direct.values()) + sum(self.raised.values())
+
+    async def received_all(self) -> None:
+        """Wait until the receivers have got what arrived; senders should pause."""
+        await until(lambda: self.history.missing() == 0, CLOSING * 4)
+
+    async def drained(self, seconds: float) -> None:
+        """Wait until nothing is left, twice in a row, and tell the history."""
+        ends, quiet, left = time.monotonic() + seconds, 0, await self.left()
+        while time.monotonic() < ends and quiet < 2:
+            quiet = 0 if any(left.values()) else quiet + 1
+            await asyncio.sleep(POLL)
+            left = await self.left()
+        await self._read_dead_letters()
+        if self.cell.work == "session":
+            self._put_in_order()
+        self.history.drained(left)
+
+    def _put_in_order(self) -> None:
+        """Let arrivals stand in the order in which the entity got them: a receiver that was cut off gets the rest of
+        its messages again, and that says nothing about the senders' order."""
+        arrivals = [(one.number, *key, one) for key, found in self.history.arrivals.items() for one in found]
+        self.history.arrivals.clear()
+        for number, place, message_id, one in sorted(arrivals):
+            self.history.receive(place, message_id, number, session=one.session, content=one.content)
+
+    async def _read_dead_letters(self) -> None:
+        open_dead_letters = partial(self._client.secondary.get_queue_receiver, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+        for path, counts in (await self.bench.secondary.counts(self.backlog)).items():
+            if not counts["dead_letter"]:
+                continue
+            async with _opened(open_dead_letters(path)) as receiver:
+                for message in await receiver.peek_messages(max_message_count=1000):
+                    reason = message.dead_letter_reason or ""
+                    self.history.dead_letter(self.entity, str(message.message_id), reason, at=self.without_dead_letters)
+
+
+@contextlib.asynccontextmanager
+async def _opened(receiver: Any) -> AsyncIterator[Any]:
+    """A receiver whose end takes a bounded time, also where its connection leads nowhere."""
+    try:
+        await receiver.__aenter__()
+        yield receiver
+    finally:
+        with contextlib.suppress(TimeoutError, ServiceBusError, OSError, ValueError, AttributeError):
+            async with asyncio.timeout(CLOSING):
+                await receiver.close()

@@ -1,0 +1,129 @@
+"""A part of the fault matrix: real processes, the real SDK, a proxy between them, and the checker's verdict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from twinbus.proof.__main__ import app
+from twinbus.proof.checker import check
+from twinbus.proof.history import History
+from twinbus.proof.matrix_catalogue import CATALOGUE, plans
+from twinbus.proof.matrix_cells import Cell, Result, quantile
+from twinbus.proof.matrix_report import BEGIN, END, as_json, summary, write
+
+#: One round of each family, with the works in which it is most at stake.
+REPRESENTATIVE = (
+    "azure/reset-before-ack/primary/session/*",
+    "azure/refuse/primary/batch/*",
+    "azure/refuse/both/topic/*",
+    "azure/kill-after-commit/primary/single/*",
+    "azure/drain-settle-ack-dropped/secondary/single/*",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_no_accepted_message_is_lost_whatever_goes_wrong() -> None:
+    command = [sys.executable, "-m", "twinbus.proof", "matrix", "--seed", "1", "--json"]
+    for pattern in REPRESENTATIVE:
+        command += ["--only", pattern]
+    # A process of its own: receivers of the SDK that are cut off leave sockets to the collector.
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(run.stdout)["matrix"]["rows"]
+    assert len(rows) == len(REPRESENTATIVE)
+    assert all(row["fired"] and row["acknowledged"] and row["lost"] == row["unexpected"] == 0 for row in rows)
+    assert any(row["diverted"] for row in rows)
+
+
+PLANTED = """
+from twinbus.pairing._async.delivery import Delivery
+from twinbus.proof.__main__ import app
+
+async def forget(self, parcel, session, index, seconds):
+    self._backlog_line(index)
+
+Delivery._store = forget  # what should go to the backlog is acknowledged, and stored nowhere
+app(["matrix", "--only", "default/refuse/primary/single/*", "--json"])
+"""
+
+
+@pytest.mark.slow
+def test_a_sender_that_acknowledges_what_it_has_not_stored_is_caught() -> None:
+    run = subprocess.run([sys.executable, "-c", PLANTED], capture_output=True, text=True, check=False)
+    assert run.returncode == 1, run.stderr
+    (row,) = json.loads(run.stdout)["matrix"]["rows"]
+    assert row["fired"] > 0
+    assert row["lost"] == row["diverted"] > 0
+
+
+def test_every_fault_of_the_catalogue_has_cells_and_every_cell_one_name() -> None:
+    cells = [cell for plan in plans() for cell in plan.cells]
+    assert {cell.fault for cell in cells} == {entry.name for entry in CATALOGUE}
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert {cell.profile for cell in cells} == {"default", "azure", "impatient"}
+    assert len(cells) >= 150
+
+
+def test_the_next_seed_has_duplicate_detection_where_this_one_has_not() -> None:
+    now, then = ([cell for plan in plans(seed=seed) for cell in plan.cells] for seed in (4, 5))
+    assert all(one.detects is not other.detects for one, other in zip(now, then, strict=True))
+    again = [cell for plan in plans(seed=4) for cell in plan.cells]
+    assert now == again
+
+
+def test_a_pattern_chooses_cells_and_a_wrong_one_is_bad_usage() -> None:
+    run = CliRunner().invoke(app, ["matrix", "--list", "--only", "azure/kill/primary/s*"])
+    assert [line.split("/")[3] for line in run.stdout.split()] == ["single", "session", "scheduled"]
+    run = CliRunner().invoke(app, ["matrix", "--only", "nothing"])
+    assert run.exit_code == 2
+    assert "no cell is called 'nothing'" in run.stderr
+
+
+def _row(work: str, *, lost: bool) -> dict[str, Any]:
+    history = History()
+    history.attempt("orders", "1")
+    history.acknowledge("orders", "1")
+    if not lost:
+        history.receive("orders", "1", 1)
+    history.drained()
+    cell = Cell("refuse", "primary", work, True, "default", 7)  # type: ignore[arg-type]
+    result = Result(cell, fired=2, verdict=check(history), failover_seconds=[0.5, 0.7], drain_seconds=1.25)
+    return result.as_json()
+
+
+def test_the_table_stands_between_its_marks_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
+    page = tmp_path / "proof.md"
+    page.write_text(f"# The proof\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
+    document = as_json([_row("single", lost=False), _row("topic", lost=True)], 3, 10.0)
+    write(document, tmp_path)
+    text = page.read_text()
+    assert text.startswith("# The proof\n\nBefore.\n\n" + BEGIN)
+    assert text.endswith(END + "\n\nAfter.\n")
+    assert "old" not in text
+    assert "| refuse | primary | single | on | 2 | 1 | 0 |" in text
+    assert "| refuse | primary | topic | on | 2 | 1 | 1 |" in text
+    write(document, tmp_path)
+    assert page.read_text() == text
+    assert json.loads((tmp_path / "proof.json").read_text()) == document
+
+
+def test_the_summary_adds_up_what_cells_lost() -> None:
+    document = as_json([_row("single", lost=False), _row("topic", lost=True)], 3, 10.0)
+    assert document["matrix"]["lost"] == 1
+    assert "Acknowledged 2, lost 1, unexpected 0" in summary(document)
+
+
+def test_times_are_quantiles_of_the_senders_and_of_the_cells() -> None:
+    row = _row("single", lost=False)
+    assert (row["failover_p50"], row["failover_p99"]) == (0.5, 0.7)
+    document = as_json([row, {**row, "failover_p50": None, "failover_p99": None}], 3, 10.0)
+    assert (document["matrix"]["failover_p50"], document["matrix"]["failover_p99"]) == (0.5, 0.7)
+    assert quantile([], 0.5) is None
