@@ -149,7 +149,8 @@ class SessionQueue(Queue):
 
     def next_message(self, receiver: Receiver, now: int) -> Message | None:
         session = self.session_of(receiver)
-        if session is None or session.window is None:
+        # What the last receiver did not settle in time comes first: it must be back before anything later goes out.
+        if session is None or session.window is None or session.returning:
             return None
         return self._take_unexpired(session.window, now)
 
@@ -312,6 +313,8 @@ class SessionQueue(Queue):
 
         def returned(error: BrokerError | None) -> None:
             session.returning -= 1
+            if session.receiver is not None and not session.returning:
+                self._wake_session(session)
             self._offer_session(session)
 
         for lock in locks:

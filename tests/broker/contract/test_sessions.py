@@ -198,6 +198,26 @@ class Locking:
         assert str(again) == "a1"
         assert again.delivery_count == message.delivery_count + 1
 
+    async def test_the_next_receiver_gets_nothing_later_before_what_comes_back_is_stored(
+        self, open_place: OpenPlace, bus: Bus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = await open_place()
+        await place.put("a1", "a2", "a3")
+        assert texts(await place.receive(2)) == ["a1", "a2"]
+        store, held = place.queue.env.store, []
+        write = store.submit
+        monkeypatch.setattr(store, "submit", lambda *change: held.append(change))  # a disk that takes its time
+        passing = asyncio.create_task(bus.advance(LOCK_OVER))
+        await until(lambda: place.queue._sessions["a"].returning == 2)
+        other = await place.open_session("a")
+        waiting = asyncio.create_task(receive(other, 3))
+        await asyncio.wait([waiting], timeout=0.3)
+        monkeypatch.undo()
+        for change in held:
+            write(*change)
+        await passing
+        assert texts(await waiting) == ["a1", "a2", "a3"]
+
     async def test_a_message_cannot_be_settled_after_the_lock_ran_out(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()
         await place.put("a1")
