@@ -128,7 +128,7 @@ def cost_with_spark(spark: Any, ledger: Path) -> Bill:
     view, results = survey(ledger), Results.open(FOLDER / "cost-results")
     shutil.rmtree(FOLDER / "cost-results", ignore_errors=True)
     blocks = [one for day, files in view.days.items() for one in blocks_of(day, files, changed_hours(None, files), {})]
-    made = run(spark, rolling(view.store, results, "cost", blocks, ["usage"]), len(blocks))
+    made = run(spark, rolling(view.store, results, "cost", blocks, ["usage"]), [one.rows for one in blocks])
     return billed(results.table([one["files"]["usage"] for one in made if one["files"]], USAGE))
 
 

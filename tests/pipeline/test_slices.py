@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from twinbus.ledger.layout import DAY_US, end_of_day_us
 from twinbus.pipeline.files import DayFiles, FileFacts
 from twinbus.pipeline.slices import cuts, slices_of
+from twinbus.pipeline.tasks import bundles
 
 DAY = "2026-11-16"
 START = end_of_day_us(DAY) - DAY_US
@@ -63,3 +64,13 @@ def test_a_small_day_is_one_slice_and_a_day_without_files_none() -> None:
     [only] = slices_of(DAY, DayFiles("day", [], [file(1, 10, 0, 100)]))
     assert only.times == (START, START + DAY_US - 1)
     assert list(slices_of(DAY, DayFiles("day", [], []))) == []
+
+
+@given(st.lists(st.integers(0, 100)), st.integers(1, 150))
+def test_bundles_have_every_part_once_and_never_too_many_rows(rows: list[int], most: int) -> None:
+    starts = bundles(rows, most)
+    found = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
+    assert [one for bundle in found for one in bundle] == rows
+    assert all(bundle and (len(bundle) == 1 or sum(bundle) <= most) for bundle in found)
+    # Nor could two neighbours have gone together.
+    assert all(sum(one) + other[0] > most for one, other in pairwise(found))

@@ -25,9 +25,14 @@ def code_of(stage: int, operation: int, outcome: int) -> int:
 
 def codes_of(rows: pa.Table) -> Array:
     """The numbers of rows."""
-    columns = (rows[name].to_numpy() for name in ("stage", "operation", "outcome"))
-    stage, operation, outcome = (np.where((one >= 0) & (one < _UNKNOWN), one, _UNKNOWN) for one in columns)
+    stage, operation, outcome = (_known(rows[name].to_numpy()) for name in ("stage", "operation", "outcome"))
     return stage.astype(np.int16) << 10 | operation.astype(np.int16) << 5 | outcome
+
+
+def _known(codes: Array) -> Array:
+    if codes.min(initial=0) >= 0 and codes.max(initial=0) < _UNKNOWN:
+        return codes
+    return np.where((codes >= 0) & (codes < _UNKNOWN), codes, _UNKNOWN)
 
 
 def stages(codes: Array) -> Array:

@@ -50,7 +50,8 @@ class Making:
             for block in blocks_of(day, self._view.days[day], times, before[day].rollups if day in before else {})
         ]
         made: defaultdict[str, list[Made]] = defaultdict(list)
-        for one in run(self._spark, rolling(self._view.store, self._results, folder, blocks), len(blocks)):
+        task = rolling(self._view.store, self._results, folder, blocks)
+        for one in run(self._spark, task, [block.rows for block in blocks]):
             made[one["day"]].append(Made(**one))
         return {day: self._day(day, folder, before.get(day), made.get(day)) for day in hours}
 

@@ -143,7 +143,8 @@ class _Run:
         folder = f"{self._folder}/days"
         slices = [one for name in names for one in slices_of(name, self._view.days[name])]
         made: defaultdict[str, list[Made]] = defaultdict(list)
-        for found in run(self._spark, sorting(self._view.store, self._results, folder, slices), len(slices)):
+        task = sorting(self._view.store, self._results, folder, slices)
+        for found in run(self._spark, task, [one.rows for one in slices]):
             one = Made.from_json(found)
             made[one.day].append(one)
         for name in names:
@@ -168,7 +169,7 @@ class _Run:
             Rules(places.reported, **self._rules),
         )
         ranges = -(-places.rows // KEYS)
-        found = run(self._spark, judging(kept, f"{self._folder}/anomalies", ranges), ranges)
+        found = run(self._spark, judging(kept, f"{self._folder}/anomalies", ranges), [KEYS] * ranges)
         return Counts.of(found), [one["anomalies"] for one in found if one["anomalies"]]
 
     def _summary(self, places: Places, counts: Counts) -> Summary:

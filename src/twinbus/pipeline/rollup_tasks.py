@@ -46,6 +46,8 @@ class Block:
     slices: Sequence[Interval]
     #: What was made of the day before, by rollup; paths below the results.
     before: Mapping[str, Sequence[str]]
+    #: About as many.
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,16 @@ def blocks_of(
         names = [one.name for one in live]
         found.append(
             Block(
-                day,
-                times,
-                wanted,
-                files.folder,
-                names,
-                [one for one in shared if one in names],
-                doubtful,
-                slices,
-                before,
+                day=day,
+                times=times,
+                anew=wanted,
+                folder=files.folder,
+                files=names,
+                shared=[one for one in shared if one in names],
+                doubtful=doubtful,
+                slices=slices,
+                before=before,
+                rows=files.rows // len(ends),
             )
         )
         first = end + 1

@@ -136,7 +136,7 @@ class _Rows:
         """As `usage_of` has it: a diverted message costs on account of where it goes, not of the backlog queue."""
         (asked, entity), (wanted, destination) = self.encoded("entity"), self.encoded("destination")
         numbers = {name: number for number, name in enumerate(dict.fromkeys([*asked, *wanted]))}
-        of_asked, of_wanted = (np.array([*(numbers[one] for one in names), 0]) for names in (asked, wanted))
+        of_asked, of_wanted = (np.array([*(numbers[one] for one in names), 0], np.int32) for names in (asked, wanted))
         return list(numbers), np.where(destination >= 0, of_wanted[destination], of_asked[entity])
 
     def begin_of(self, length_us: int) -> Array:
@@ -149,7 +149,6 @@ def _usage(rows: _Rows) -> pa.Table:
     (pairings, pairing), (clients, client) = rows.encoded("pairing"), rows.encoded("client")
     hour, namespace, size = rows.begin_of(HOUR_US), rows["namespace"], rows["bytes"]
     codes = {name: rows[name] for name in ("operation", "stage", "outcome")}
-    is_transferred = _IS_CARRIED[rows.code] & (namespace == int(NamespaceRole.SECONDARY))
     groups = _Groups(
         [
             (hour, DAY_US // HOUR_US),
@@ -158,13 +157,11 @@ def _usage(rows: _Rows) -> pa.Table:
             (rows.entity, len(rows.entities)),
             *((one.view(np.uint8), 256) for one in (namespace, *codes.values())),
         ],
-        sums={
-            "count": rows["count"],
-            "units": _units(rows, size),
-            "bytes": size,
-            "transferred": np.where(is_transferred, size, 0),
-        },
+        sums={"count": rows["count"], "units": _units(rows, size), "bytes": size},
     )
+    # What a row is, all rows of its group are: so it is asked once for each group.
+    code = groups.of(rows.code)
+    is_transferred = _IS_CARRIED[code] & (groups.of(namespace) == int(NamespaceRole.SECONDARY))
     return _table(
         "usage",
         hour_us=groups.of(hour) * HOUR_US + rows.day_us,
@@ -174,16 +171,21 @@ def _usage(rows: _Rows) -> pa.Table:
         entity=_taken(rows.entities, groups.of(rows.entity)),
         **{name: groups.of(one) for name, one in codes.items()},
         rows=groups.sizes,
-        **{name: groups[name, "sum"] for name in ("count", "units", "bytes", "transferred")},
+        count=groups["count", "sum"],
+        units=np.where(_IS_BILLED[code], groups["units", "sum"], 0),
+        bytes=groups["bytes", "sum"],
+        transferred=np.where(is_transferred, groups["bytes", "sum"], 0),
     )
 
 
 def _units(rows: _Rows, size: Array) -> Array:
-    """`usage.billed_units`, without the copies of topics."""
+    """`usage.billed_units` of rows that are billed, without the copies of topics."""
+    count, together = rows["count"], _IS_SIZED_TOGETHER[rows.code]
+    if size.max(initial=0) <= UNIT_BYTES:  # as nearly always: then no message has more than one unit
+        return np.where(together, 1, np.maximum(1, count))
     sized = np.maximum(1, (size + (UNIT_BYTES - 1)) // UNIT_BYTES)
-    by_message = np.maximum(np.where(_IS_SIZED[rows.code], sized, 1), rows["count"])
-    units = np.where(_IS_SIZED_TOGETHER[rows.code], sized, by_message)
-    return np.where(_IS_BILLED[rows.code], units, 0)
+    by_message = np.maximum(np.where(_IS_SIZED[rows.code], sized, 1), count)
+    return np.where(together, sized, by_message)
 
 
 def _latency(rows: _Rows) -> pa.Table:

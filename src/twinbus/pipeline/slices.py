@@ -24,16 +24,19 @@ class Slice:
     folder: str
     files: tuple[str, ...]
     times: Interval
+    #: About as many.
+    rows: int
 
 
 def slices_of(day: str, files: DayFiles, most: int = MOST_ROWS) -> Iterator[Slice]:
     """The slices of a day, in order; together they have all its times."""
     last = end_of_day_us(day) - 1
     first = last - DAY_US + 1
-    for end in [*cuts(files.live, -(-files.rows // most)), last]:
+    ends = [*cuts(files.live, -(-files.rows // most)), last]
+    for end in ends:
         names = tuple(one.name for one in files.live if one.first_us <= end and first <= one.last_us)
         if names:
-            yield Slice(day, files.folder, names, Interval(first, end))
+            yield Slice(day, files.folder, names, Interval(first, end), files.rows // len(ends))
         first = end + 1
 
 

@@ -19,23 +19,45 @@ from .results import Results
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Parts that have no more rows than this together are done by one of Spark's tasks.
+BUNDLE = 1_000_000
+
 #: What a task is: given its number, it says what it found, in JSON's types.
 Task = Callable[[int], Mapping[str, Any]]
 
 
-def run(spark: SparkSession, task: Task, number: int) -> list[dict[str, Any]]:
-    """Have Spark run so many tasks; what they found."""
-    if not number:
+def run(spark: SparkSession, task: Task, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Have Spark run a task for each of some parts; what they found.
+
+    Args:
+        rows: How many rows each part has, about. Small ones go together: to start one takes Spark a tenth of a second.
+    """
+    if not rows:
         return []
+    starts = bundles(rows)
+    ends = [*starts[1:], len(rows)]
 
     def found(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for one in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pydict({"found": [json.dumps(task(one), ensure_ascii=False)]})
+            for bundle in batch.column(0).to_pylist():
+                for number in range(starts[bundle], ends[bundle]):
+                    yield pa.RecordBatch.from_pydict({"found": [json.dumps(task(number), ensure_ascii=False)]})
 
     # What they are told travels with the function, not in the plan, which everybody can read.
-    rows = spark.range(0, number, 1, number).mapInArrow(found, "found string").collect()
-    return [json.loads(row.found) for row in rows]
+    told = spark.range(0, len(starts), 1, len(starts)).mapInArrow(found, "found string").collect()
+    return [json.loads(row.found) for row in told]
+
+
+def bundles(rows: Sequence[int], most: int = BUNDLE) -> list[int]:
+    """Where bundles of neighbouring parts begin that have at most so many rows, or are a single part."""
+    starts: list[int] = []
+    total = 0
+    for at, more in enumerate(rows):
+        if not starts or total + more > most:
+            starts.append(at)
+            total = 0
+        total += more
+    return starts
 
 
 def write_table(
