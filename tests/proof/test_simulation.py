@@ -43,6 +43,10 @@ def test_a_message_set_aside_without_an_answer_is_not_overtaken_by_what_was_set_
     assert simulate(42292).complaints == ()
 
 
+def test_what_a_killed_syphon_holds_is_waited_for_though_the_clocks_differ() -> None:
+    assert simulate(101782).complaints == ()
+
+
 def test_a_run_does_not_depend_on_whether_somebody_watches_it() -> None:
     watched, unwatched = simulate(6, trace=True), simulate(6)
     assert (watched.seconds, watched.verdict) == (unwatched.seconds, unwatched.verdict)

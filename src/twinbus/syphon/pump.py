@@ -387,7 +387,7 @@ class Pump:
     def _check_locks(self, now: float) -> None:
         limit = self.restorer.seconds_to_send
         for lane in self.lanes.values():
-            lane.give_up_waiting(now - self.restorer.lock_seconds - LOCK_MARGIN)
+            lane.give_up_waiting(now - self.restorer.longest_lock_seconds - LOCK_MARGIN)
             late = lane.withdraw(lambda move: now - move.locked_at > limit)
             if late:
                 self._window.missed(now)

@@ -14,6 +14,8 @@ from .restore import Restored, restore
 
 #: Of a backlog queue as we make them. Longer locks are not made use of.
 LOCK_SECONDS = 60.0
+#: The service's own limit.
+LONGEST_LOCK_SECONDS = 300.0
 OBSERVE_EVERY = 10.0
 
 
@@ -34,6 +36,8 @@ class Restorer:
         self._wall_clock = wall_clock
         #: For how long a lock can be relied upon: never longer than it lasts.
         self.lock_seconds = self._most
+        #: When somebody else's lock is over for sure: never shorter than it lasts, whatever the clocks say.
+        self.longest_lock_seconds = LONGEST_LOCK_SECONDS if lock_seconds is None else lock_seconds
 
     def restore(self, payload: bytes, now: float) -> Restored:
         """What a message was that has just been received. Raises `EnvelopeError`."""
