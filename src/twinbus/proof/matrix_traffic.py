@@ -14,6 +14,7 @@ from typing import Any
 
 from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 from azure.servicebus.exceptions import ServiceBusError
+from azure.servicebus.management import EntityStatus
 
 from twinbus import Event, FailedOver, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
@@ -134,9 +135,12 @@ class Traffic:
             lock = SESSION_LOCK if sessions else LOCK
             await administration.create_queue(self.entity, lock_duration=lock, requires_session=sessions, **properties)
             return
-        await administration.create_topic(self.entity, **properties)
+        # What a topic accepts before it has subscriptions is gone, as it should be.
+        topic = await administration.create_topic(self.entity, status=EntityStatus.SEND_DISABLED, **properties)
         for name in SUBSCRIPTIONS:
             await administration.create_subscription(self.entity, name, lock_duration=LOCK)
+        topic.status = EntityStatus.ACTIVE
+        await administration.update_topic(topic)
 
     async def delete_entity(self) -> None:
         administration = self.bench.primary.administration
