@@ -18,6 +18,7 @@ from twinbus.ledger.writer import LedgerWriter
 from twinbus.pipeline.changes import changed_hours, pieces, whole_hours
 from twinbus.pipeline.files import DayFiles, FileFacts, facts_of, spark_path, survey
 from twinbus.pipeline.overlaps import Interval
+from twinbus.pipeline.rollup_tasks import blocks_of
 
 FOLDER = "day=2026-11-01"
 
@@ -153,12 +154,19 @@ def test_a_compacted_file_that_is_damaged_gives_way_to_the_files_it_replaced(tmp
     assert (len(view.days["2026-11-01"].live), view.days["2026-11-01"].rows) == (2, 40)
 
 
+def shared(ledger: Path) -> Sequence[str]:
+    """The files whose rows a task compares with each other."""
+    files = survey(ledger).days["2026-11-01"]
+    [block] = blocks_of("2026-11-01", files, changed_hours(None, files), {})
+    return block.shared
+
+
 def test_rows_are_compared_only_where_files_may_share_some(tmp_path: Path) -> None:
     path = put(tmp_path, some_operations(9, 50))
     put(tmp_path, some_operations(10, 50))
-    assert not survey(tmp_path).has_doubtful_rows(["2026-11-01"])
+    assert not shared(tmp_path)
     shutil.copy(path, path.with_name(path.name.replace("-1-", "-2-")))
-    assert survey(tmp_path).has_doubtful_rows(["2026-11-01"])
+    assert shared(tmp_path)
 
 
 def test_a_file_that_vanishes_during_the_look_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from twinbus.proof.checker import check
 from twinbus.proof.history import History
 from twinbus.proof.matrix_catalogue import CATALOGUE, plans
 from twinbus.proof.matrix_cells import Cell, Result, quantile
-from twinbus.proof.matrix_report import BEGIN, END, as_json, summary, write
+from twinbus.proof.matrix_report import BEGIN, END, document_of, summary, write
 
 #: One round of each family, with the works in which it is most at stake.
 REPRESENTATIVE = (
@@ -96,13 +96,13 @@ def _row(work: str, *, lost: bool) -> dict[str, Any]:
     history.drained()
     cell = Cell("refuse", "primary", work, True, "default", 7)  # type: ignore[arg-type]
     result = Result(cell, fired=2, verdict=check(history), failover_seconds=[0.5, 0.7], drain_seconds=1.25)
-    return result.as_json()
+    return result.to_json()
 
 
 def test_the_table_stands_between_its_marks_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
     page = tmp_path / "proof.md"
     page.write_text(f"# The proof\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
-    document = as_json([_row("single", lost=False), _row("topic", lost=True)], 3, 10.0)
+    document = document_of([_row("single", lost=False), _row("topic", lost=True)], 3, 10.0)
     write(document, tmp_path)
     text = page.read_text()
     assert text.startswith("# The proof\n\nBefore.\n\n" + BEGIN)
@@ -116,7 +116,7 @@ def test_the_table_stands_between_its_marks_and_the_rest_of_the_page_stays(tmp_p
 
 
 def test_the_summary_adds_up_what_cells_lost() -> None:
-    document = as_json([_row("single", lost=False), _row("topic", lost=True)], 3, 10.0)
+    document = document_of([_row("single", lost=False), _row("topic", lost=True)], 3, 10.0)
     assert document["matrix"]["lost"] == 1
     assert "Acknowledged 2, lost 1, unexpected 0" in summary(document)
 
@@ -124,6 +124,6 @@ def test_the_summary_adds_up_what_cells_lost() -> None:
 def test_times_are_quantiles_of_the_senders_and_of_the_cells() -> None:
     row = _row("single", lost=False)
     assert (row["failover_p50"], row["failover_p99"]) == (0.5, 0.7)
-    document = as_json([row, {**row, "failover_p50": None, "failover_p99": None}], 3, 10.0)
+    document = document_of([row, {**row, "failover_p50": None, "failover_p99": None}], 3, 10.0)
     assert (document["matrix"]["failover_p50"], document["matrix"]["failover_p99"]) == (0.5, 0.7)
     assert quantile([], 0.5) is None

@@ -169,10 +169,6 @@ class LedgerView:
             found = found.union(again.distinct().select(*columns))
         return found
 
-    def has_doubtful_rows(self, days: Iterable[str], within: Sequence[Interval] = ()) -> bool:
-        """Whether some rows have to be compared with others, because they may be there twice."""
-        return bool(self._overlaps([self.days[day] for day in days], within)[0])
-
     def _overlaps(
         self, chosen: Sequence[DayFiles], within: Sequence[Interval]
     ) -> tuple[set[tuple[str, str]], list[Interval]]:

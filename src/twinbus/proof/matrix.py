@@ -20,7 +20,7 @@ import typer
 from .matrix_bench import Bench
 from .matrix_catalogue import Plan, plans
 from .matrix_cells import Result
-from .matrix_report import as_json, summary, write
+from .matrix_report import document_of, summary, write
 from .matrix_rounds import Round
 
 FAILED, BAD_USAGE = 1, 2
@@ -93,7 +93,7 @@ def matrix(
     with tempfile.TemporaryDirectory(prefix="twinbus-proof-") as folder, contextlib.suppress(KeyboardInterrupt):
         # What was found until Ctrl-C counts.
         asyncio.run(_run(chosen, Path(folder), results))
-    document = as_json([result.as_json() for result in results], seed, time.monotonic() - began)
+    document = document_of([result.to_json() for result in results], seed, time.monotonic() - began)
     if simulation is not None:
         document["simulation"] = json.loads(simulation.read_text(encoding="utf-8"))
     if out is not None:

@@ -53,7 +53,7 @@ class Result:
     def is_good(self) -> bool:
         return not self.problems
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         counts = self.verdict.counts() if self.verdict is not None else {}
         cell = self.cell
         return {

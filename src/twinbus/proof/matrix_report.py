@@ -33,7 +33,7 @@ _COLUMNS = {
 }
 
 
-def as_json(rows: list[dict[str, Any]], seed: int, seconds: float) -> dict[str, Any]:
+def document_of(rows: list[dict[str, Any]], seed: int, seconds: float) -> dict[str, Any]:
     """Everything about the cells whose rows these are, in plain JSON types: the contents of `docs/proof.json`."""
     halves, most = ([row[name] for row in rows if row[name] is not None] for name in ("failover_p50", "failover_p99"))
     drains = [row["drain_seconds"] for row in rows]
