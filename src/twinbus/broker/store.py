@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import shutil
 import sqlite3
@@ -71,6 +72,8 @@ class Durability(StrEnum):
     MEMORY = "memory"
 
 
+# One process owns the folder (`lock_folder`): SQLite need not ask the kernel for six locks at each commit.
+_ONE_PROCESS = ("vfs=unix-excl",) if os.name == "posix" else ()
 _SYNCHRONOUS = {Durability.FULL: "FULL", Durability.NORMAL: "NORMAL", Durability.MEMORY: "OFF"}
 
 
@@ -177,7 +180,9 @@ class Store:
         self._thread.start()
 
     def _open_writer(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, cached_statements=256)
+        connection = sqlite3.connect(
+            self._address(), uri=True, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
         try:
             connection.execute("PRAGMA locking_mode = NORMAL")
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -202,9 +207,11 @@ class Store:
             raise
         return connection
 
+    def _address(self, *options: str) -> str:
+        return f"{self.path.absolute().as_uri()}?{'&'.join((*_ONE_PROCESS, *options))}"
+
     def _open_reader(self) -> sqlite3.Connection:
-        address = self.path.absolute().as_uri() + "?mode=ro"
-        reader = sqlite3.connect(address, uri=True, isolation_level=None, cached_statements=256)
+        reader = sqlite3.connect(self._address("mode=ro"), uri=True, isolation_level=None, cached_statements=256)
         reader.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         return reader
 
