@@ -51,7 +51,7 @@ _long = st.integers(-(2**63), 2**63 - 1)
 
 operations = st.builds(
     Operation,
-    op_id=st.binary(min_size=16, max_size=16).map(bytes.hex),
+    op_id=st.integers(0, 2**128 - 1),
     ts=st.integers(0, END_OF_TIME_US - 1),
     pairing=_names,
     client=_names,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 import pickle
 import threading
@@ -22,6 +23,7 @@ from twinbus.ledger import (
     Stage,
     send_operation,
 )
+from twinbus.ledger.recorder import op_id_of
 
 # What stands in stored files: nothing here may ever change, lines may be added.
 CODES = {
@@ -127,8 +129,8 @@ def test_the_quick_way_makes_the_same_operation() -> None:
         latency_us=300,
     )
     assert type(quick) is Operation
-    assert quick.op_id[:16] == a_send().op_id[:16]
-    assert quick.op_id < a_send().op_id
+    assert quick.op_id >> 64 == a_send().op_id >> 64
+    assert quick.op_id < a_send().op_id < 2**128
 
 
 def test_an_operation_cannot_be_changed() -> None:
@@ -152,14 +154,22 @@ def test_a_forked_process_makes_ids_of_its_own() -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        os.write(writing, a_send().op_id.encode())
+        os.write(writing, str(a_send().op_id).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    in_child = os.read(reading, 100).decode()
+    in_child = int(os.read(reading, 100))
     os.close(reading)
     os.close(writing)
-    assert len(before) == len(in_child) == 32
-    assert in_child[:16] != before[:16] == a_send().op_id[:16]
+    assert in_child >> 64 != before >> 64 == a_send().op_id >> 64
+
+
+@pytest.mark.parametrize("op_id", ["", "short", "z" * 32, "ab " * 10 + "ab", "0" * 31, "0" * 33])
+def test_an_id_of_another_form_stands_for_its_digest(op_id: str) -> None:
+    assert op_id_of(op_id).to_bytes(16, "big") == hashlib.blake2b(op_id.encode(), digest_size=16).digest()
+
+
+def test_an_id_of_hexadecimal_digits_stands_for_their_number() -> None:
+    assert op_id_of("00ff" * 8) == int("00ff" * 8, 16)
 
 
 def test_an_operation_knows_when_it_happened_in_microseconds() -> None:

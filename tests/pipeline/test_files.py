@@ -107,7 +107,7 @@ def test_footers_say_what_a_file_holds_and_are_read_once(
     assert list(view.days) == ["2026-11-01", "2026-11-02"]
     (file,) = view.days["2026-11-01"].live
     assert (file.rows, file.first_us, file.last_us) == (20, rows[0].ts, rows[19].ts)
-    ids = sorted(row.op_id for row in rows[:20])
+    ids = sorted(f"{row.op_id:032x}" for row in rows[:20])
     assert (file.first_id, file.last_id) == (ids[0], ids[-1])
     known = {name: day.listed for name, day in view.days.items()}
 

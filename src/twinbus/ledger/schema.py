@@ -32,7 +32,6 @@ __all__ = [
     "encode",
     "message_key",
     "new_file_writer",
-    "op_id_bytes",
     "pa",
     "pc",
     "pq",
@@ -94,18 +93,6 @@ def message_key(message_id: str) -> int:
     return int.from_bytes(digest.digest()[:8], "big", signed=True)
 
 
-def op_id_bytes(op_id: str) -> bytes:
-    """What is stored of an id: its 32 hexadecimal digits as bytes; of any other text, 16 bytes of its BLAKE2b."""
-    if len(op_id) == 32:
-        try:
-            stored = bytes.fromhex(op_id)
-        except ValueError:
-            stored = b""
-        if len(stored) == 16:
-            return stored
-    return hashlib.blake2b(op_id.encode(), digest_size=16).digest()
-
-
 def to_batch(operations: Sequence[Operation]) -> pa.RecordBatch:
     """The operations as rows.
 
@@ -117,7 +104,7 @@ def to_batch(operations: Sequence[Operation]) -> pa.RecordBatch:
     times = columns["ts"]
     if times and not 0 <= min(times) <= max(times) < END_OF_TIME_US:
         raise ValueError(f"ts must be from 0 to {END_OF_TIME_US - 1} µs since the epoch")
-    columns["op_id"] = [op_id_bytes(one) for one in columns["op_id"]]
+    columns["op_id"] = [one.to_bytes(16, "big") for one in columns["op_id"]]
     columns["message_key"] = [None if one is None else message_key(one) for one in columns["message_id"]]
     arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
     for field, array in zip(SCHEMA, arrays, strict=True):
@@ -145,7 +132,7 @@ def to_operations(table: pa.Table) -> Iterator[Operation]:
         del row["message_key"]
         for column, codes in CODES.items():
             row[column] = codes(row[column])
-        yield Operation(**{**row, "op_id": row["op_id"].hex()})
+        yield Operation(**{**row, "op_id": int.from_bytes(row["op_id"], "big")})
 
 
 def _with_plain_time(schema: pa.Schema) -> pa.Schema:
