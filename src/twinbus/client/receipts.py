@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from azure.servicebus import ServiceBusReceivedMessage
-from azure.servicebus.amqp import AmqpMessageBodyType
 
 from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Outcome, Recorder, Stage
 from twinbus.pairing import sdk_seam
@@ -70,7 +69,7 @@ class Receipts:
                 message_id=None if is_ping(message) else message.message_id,
                 sequence_number=message.sequence_number,
                 delivery_count=message.delivery_count,
-                bytes=_size(message),
+                bytes=sdk_seam.received_size(message),
             )
 
     def noted(
@@ -84,15 +83,3 @@ class Receipts:
             columns = {"message_id": message.message_id, "sequence_number": message.sequence_number}
         stage = Stage.PRIMARY_RECEIVE, NamespaceRole.PRIMARY, self._entity
         return recorded(self._records, kind, *stage, **columns)
-
-
-def _size(message: ServiceBusReceivedMessage) -> int:
-    """The bytes of a message as it came; of the body alone where the SDK does not let us see more.
-
-    That is so for messages of more than one frame, 64 KB, and for deferred ones.
-    """
-    size = sdk_seam.received_size(message)
-    if size is not None:
-        return size
-    is_data = message.body_type is AmqpMessageBodyType.DATA
-    return sum(map(len, message.body)) if is_data else len(str(message))

@@ -30,7 +30,7 @@ from azure.servicebus.aio import ServiceBusReceiver as AsyncServiceBusReceiver
 from azure.servicebus.aio import ServiceBusSender as AsyncServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from .sdk_encoding import encoded
+from .sdk_encoding import encoded, estimated_size
 from .tokens import AbortableCredential
 
 AnySender = ServiceBusSender | AsyncServiceBusSender
@@ -321,9 +321,14 @@ def measure_received(receiver: ServiceBusReceiver | AsyncServiceBusReceiver) -> 
     receiver._build_received_message = build_and_measure  # type: ignore[assignment]
 
 
-def received_size(message: ServiceBusReceivedMessage) -> int | None:
-    """The bytes of a message as it came; None if they were not seen."""
-    return getattr(message, "_twinbus_size", None)
+def received_size(message: ServiceBusReceivedMessage) -> int:
+    """The bytes of a message as it came.
+
+    Of one in several frames, or that came otherwise, as a deferred one does, the SDK has only the content: then this is
+    right to some bytes.
+    """
+    size: int | None = getattr(message, "_twinbus_size", None)
+    return estimated_size(message._message) if size is None else size
 
 
 # ---- sizes ----
