@@ -14,6 +14,8 @@ from typing import Any
 
 import pyspark
 import pytest
+from bench.ledger_shape import Shape
+from bench.ledgers import generate
 
 PROGRAM = Path(__file__).with_name("cluster.py")
 #: PySpark brings the server since 4.0.
@@ -79,3 +81,38 @@ def test_a_spark_connect_server_is_used_like_any_other_spark(cluster: Cluster) -
     client = [sys.executable, "-c", CLIENT.format(remote=cluster.remote)]
     process = subprocess.run(client, capture_output=True, text=True, timeout=PATIENCE)
     assert (process.returncode, process.stdout, process.stderr) == (0, "45\n", "")
+
+
+def pipeline_run(ledger: Path, results: Path, where: tuple[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "twinbus", "pipeline", "run", str(ledger), "--results", str(results), "--json"]
+    process = subprocess.run([*command, *where], capture_output=True, text=True, timeout=PATIENCE, cwd=ledger.parent)
+    assert process.returncode == 0, process.stderr
+    answer: dict[str, Any] = json.loads(process.stdout)
+    return {name: answer[name] for name in ("ingested", "ledger", "set_aside", "reconciliation")}
+
+
+def report_of(results: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "twinbus", "report", str(results), "--json"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert process.returncode == 0, process.stderr
+    answer: dict[str, Any] = json.loads(process.stdout)
+    return answer
+
+
+def test_the_pipeline_says_the_same_on_a_cluster_and_over_spark_connect(cluster: Cluster, tmp_path: Path) -> None:
+    expected = generate(tmp_path / "ledger", Shape(rows=20_000, days=2, outages=1, lost=3, repeats=100))
+    places = {"alone": ("--master", "local[2]"), "cluster": ("--master", "local-cluster[2,2,1024]")}
+    if HAS_CONNECT:
+        places["connect"] = ("--remote", cluster.remote)
+    answers = {name: pipeline_run(tmp_path / "ledger", tmp_path / name, where) for name, where in places.items()}
+    assert answers["alone"]["ledger"]["rows"] == expected.rows
+    assert answers["alone"]["reconciliation"]["lost"] == 3
+    reports = {name: report_of(tmp_path / name) for name in places}
+    for name in places:
+        assert answers[name] == answers["alone"], name
+        assert unplaced(reports[name]) == unplaced(reports["alone"]), name
+
+
+def unplaced(report: dict[str, Any]) -> dict[str, Any]:
+    """All but where the results are and when they were made."""
+    return {name: value for name, value in report.items() if name != "source"}

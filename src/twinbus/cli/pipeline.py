@@ -140,8 +140,10 @@ def _work(log_format: LogFormat, log_level: str) -> Iterator[None]:
 
 
 def _open(ledger: str, results: str | None) -> Results:
+    from twinbus.ledger.store import open_store, require_ledger
     from twinbus.pipeline.results import Results, default_results
 
+    require_ledger(open_store(ledger))  # Spark takes seconds to start
     return Results.open(results or default_results(ledger))
 
 

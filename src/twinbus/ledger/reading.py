@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import layout
-from .errors import LedgerChanged, LedgerNotFound, reason_of
+from .errors import LedgerChanged, reason_of
 from .schema import SCHEMA, VERSION, VERSION_KEY, pa, pc, pq, replaced_by
-from .store import Store, open_store
+from .store import Store, open_store, require_ledger
 
 _ATTEMPTS = 3
 
@@ -54,8 +54,7 @@ def survey(store: Store, since: str | None = None, until: str | None = None) -> 
         LedgerNotFound: There is nothing at this place.
         LedgerChanged: A file was compacted away meanwhile.
     """
-    if not store.exists():
-        raise LedgerNotFound(f"there is no ledger at {store.place}")
+    require_ledger(store)
     found = Survey()
     for folder in store.folders():
         day = layout.day_of(folder)

@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from .errors import ExtraMissing
+from .errors import ExtraMissing, LedgerNotFound
 from .layout import parse_temp, temp_name
 
 # Their writes become visible bit by bit, or cannot be made at all.
@@ -226,3 +226,9 @@ def open_store(url: str | os.PathLike[str], options: Mapping[str, Any] | None = 
         path = url2pathname(urlsplit(text).path) if "://" in text else text
         return LocalStore(Path(path).absolute())
     return ObjectStore(text, options or {})
+
+
+def require_ledger(store: Store) -> None:
+    """Raises `LedgerNotFound` if there is nothing at this place."""
+    if not store.exists():
+        raise LedgerNotFound(f"there is no ledger at {store.place}")

@@ -14,10 +14,10 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from twinbus.ledger import layout
-from twinbus.ledger.errors import ExtraMissing, LedgerChanged, LedgerNotFound, reason_of
+from twinbus.ledger.errors import ExtraMissing, LedgerChanged, reason_of
 from twinbus.ledger.reading import LedgerFile, NotALedgerFile, SetAside
 from twinbus.ledger.schema import SCHEMA, pa, pq
-from twinbus.ledger.store import Store, open_store
+from twinbus.ledger.store import Store, open_store, require_ledger
 
 from .overlaps import Extent, Interval, at_most, find_overlaps
 
@@ -244,8 +244,7 @@ def survey(
         LedgerChanged: A file was compacted away meanwhile.
     """
     store = open_store(url, options)
-    if not store.exists():
-        raise LedgerNotFound(f"there is no ledger at {store.place}")
+    require_ledger(store)
     listing = _Listing(url, options)
     view = LedgerView(listing.url, store, {})
     for folder in store.folders():
