@@ -59,7 +59,7 @@ CODES = {
         "MANAGE": 8,
         "LEDGER": 9,
     },
-    Outcome: {"DONE": 1, "FAILED": 2, "UNKNOWN": 3, "EMPTY": 4},
+    Outcome: {"DONE": 1, "FAILED": 2, "UNKNOWN": 3, "EMPTY": 4, "PLANNED": 5},
 }
 
 COLUMNS = {

@@ -72,9 +72,25 @@ async def test_a_restarted_process_knows_what_is_still_under_way(twins: Twins, s
     await background.start()
     try:
         sessions = sessions_of(pairing)
-        assert sessions.is_diverted("orders", "a") == 1
-        assert sessions.is_diverted("invoices", "b") == 1
+        assert sessions.queue_of("orders", "a") == 1
+        assert sessions.queue_of("invoices", "b") == 1
         assert sessions.count == 2
+    finally:
+        await background.close()
+
+
+async def test_a_restarted_process_goes_on_where_the_newest_message_of_a_session_lies(
+    twins: Twins, secondary: ServiceBusClient
+) -> None:
+    await put(secondary, 0, diverted("orders", "a"))
+    await put(secondary, 1, diverted("orders", "a"), diverted("orders", "b"))
+    await put(secondary, 0, diverted("orders", "b"))
+    pairing = twins.pairing(order="session")
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        assert sessions_of(pairing).queue_of("orders", "a") == 1
+        assert sessions_of(pairing).queue_of("orders", "b") == 0
     finally:
         await background.close()
 
@@ -90,10 +106,10 @@ async def test_a_session_is_released_when_none_of_it_is_left_in_the_backlog(
     try:
         sessions = sessions_of(pairing)
         await take(secondary, 0, 2)
-        await eventually(lambda: sessions.is_diverted("orders", "a") is None)
-        assert sessions.is_diverted("orders", "b") == 0
+        await eventually(lambda: not sessions.is_diverted("orders", "a"))
+        assert sessions.queue_of("orders", "b") == 0
         await take(secondary, 0, 1)
-        await eventually(lambda: sessions.is_diverted("orders", "b") is None)
+        await eventually(lambda: not sessions.is_diverted("orders", "b"))
         # Looking is no receiving: nothing was locked or delivered to us.
         assert twins.backlog(0).activity.delivered == 3
     finally:
@@ -112,10 +128,10 @@ async def test_no_queue_is_looked_through_for_an_entity_that_is_failed_over(
         at_the_start = len(operations(pairing, OperationKind.PEEK))
         assert at_the_start == 3  # one page and two ends
         await take(secondary, 0, 1)
-        assert sessions_of(pairing).is_diverted("orders", "a") == 0
+        assert sessions_of(pairing).queue_of("orders", "a") == 0
         assert len(operations(pairing, OperationKind.PEEK)) == at_the_start
         pairing.fail_back("orders")
-        await eventually(lambda: sessions_of(pairing).is_diverted("orders", "a") is None)
+        await eventually(lambda: not sessions_of(pairing).is_diverted("orders", "a"))
     finally:
         await background.close()
 
@@ -158,6 +174,6 @@ async def test_a_backlog_that_cannot_be_asked_is_looked_through_later(
     try:
         assert sessions_of(pairing).count == 0
         twins.secondary.faults.clear()
-        await eventually(lambda: sessions_of(pairing).is_diverted("orders", "a") == 1)
+        await eventually(lambda: sessions_of(pairing).queue_of("orders", "a") == 1)
     finally:
         await background.close()

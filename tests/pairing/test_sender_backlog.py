@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from azure.servicebus.exceptions import (
@@ -185,7 +186,7 @@ def test_with_order_session_a_diverted_session_follows_its_messages_also_when_th
         assert other.send_messages(text()).route is Route.PRIMARY
         sessions = pair.pairing.diverted_sessions
         assert sessions is not None
-        index = sessions.is_diverted(pair.path, "a")
+        index = sessions.queue_of(pair.path, "a")
         assert index is not None
         sessions.end_scan(sessions.begin_scan(index), seen=[])
         assert other.send_messages(text(session_id="a")).route is Route.PRIMARY
@@ -205,6 +206,44 @@ def test_with_order_session_a_session_is_rather_refused_than_put_into_another_qu
         # A session that has nothing in the backlog yet may go elsewhere.
         session = next(name for name in map(str, range(100)) if next(session_sequence(pair.path, name, 3)) == full)
         assert sender.send_messages(text(session_id=session)).queue != pair.pairing.queue_path(full)
+        stage.clear()
+
+
+def test_with_order_session_a_session_whose_message_no_queue_has_taken_may_go_to_any(stage: Stage, kind: str) -> None:
+    with stage.pair(kind, order="session") as pair:
+        pair.pairing.fail_over(pair.path)
+        sender = pair.sender()
+        sequence = list(session_sequence(pair.path, "a", 3))
+        for index in sequence:
+            pair.strike_queue(index, Kind.FILL)
+        with pytest.raises(BacklogUnavailableError):
+            sender.send_messages(text(session_id="a"))
+        stage.clear()
+        pair.strike_queue(sequence[-1], Kind.FILL)  # the one that was tried last
+        assert sender.send_messages(text(session_id="a")).queue == pair.pairing.queue_path(sequence[0])
+        stage.clear()
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_with_order_session_one_that_failed_waits_for_another_that_is_on_its_way_to_the_same_queue(
+    stage: Stage, kind: str, is_accepted: bool
+) -> None:
+    with stage.pair(kind, order="session", attempt_timeout=2) as pair, ThreadPoolExecutor(2) as pool:
+        pair.pairing.fail_over(pair.path)
+        one, other = pair.sender(), pair.sender()
+        first, second, _ = session_sequence(pair.path, "a", 3)
+        on_send, trouble = frozenset({Operation.SEND}), Kind.SLOW if is_accepted else Kind.BLACKHOLE
+        on_its_way = pair.strike_queue(first, trouble, on=on_send, count=1, delay=1.0 if is_accepted else 0.0)
+        slow = pool.submit(one.send_messages, text(session_id="a"))
+        stage.wait_until(lambda: on_its_way.fired)
+        pair.strike_queue(first, Kind.REJECT, on=on_send, condition="amqp:resource-limit-exceeded")
+        quick = pool.submit(other.send_messages, text(session_id="a"))
+        if is_accepted:
+            assert slow.result().queue == pair.pairing.queue_path(first)
+            with pytest.raises(BacklogUnavailableError):
+                quick.result()
+        else:
+            assert {slow.result().queue, quick.result().queue} == {pair.pairing.queue_path(second)}
         stage.clear()
 
 

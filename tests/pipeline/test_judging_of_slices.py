@@ -52,7 +52,9 @@ def operations(draw: st.DrawFn) -> list[Operation]:
                 found.append(row(OperationKind.SEND, stage, to, name, at, destination=to, outcome=outcome))
             case 5:
                 kind = draw(st.sampled_from([OperationKind.RECEIVE, OperationKind.COMPLETE, OperationKind.DEAD_LETTER]))
-                found.append(row(kind, Stage.BACKLOG_RECEIVE, QUEUE, name, at, destination=to))
+                is_planned = kind is OperationKind.DEAD_LETTER and draw(st.booleans())
+                outcome = Outcome.PLANNED if is_planned else Outcome.DONE
+                found.append(row(kind, Stage.BACKLOG_RECEIVE, QUEUE, name, at, destination=to, outcome=outcome))
             case _:
                 found.append(row(OperationKind.SCHEDULE, Stage.DIRECT, to, name, at, destination=to))
     # Some rows are there twice.
@@ -110,7 +112,11 @@ def facts(rows: Sequence[Operation], reports: Sequence[int] | None, drained: boo
         accepted=len(accepted),
         held=sum(one.stage in (Stage.BACKLOG_RECEIVE, Stage.PRIMARY_SEND) for one in rows),
         completed=of_backlog.count(OperationKind.COMPLETE),
-        dead=of_backlog.count(OperationKind.DEAD_LETTER),
+        dead=sum(
+            one.operation is OperationKind.DEAD_LETTER and one.outcome in (Outcome.DONE, Outcome.PLANNED)
+            for one in rows
+            if one.stage is Stage.BACKLOG_RECEIVE
+        ),
         received=count,
         by_receivers=int(by_receivers),
         is_over=int(drained or (went_on and not is_scheduled)),

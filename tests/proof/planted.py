@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from twinbus.pairing._async.delivery import Delivery
 from twinbus.pairing.errors import AttemptTimeoutError
 from twinbus.pairing.failover import FailoverMachine
 from twinbus.pairing.policy import retires_queue
-from twinbus.pairing.sessions import DivertedSessions
+from twinbus.pairing.sessions import DivertedSessions, _UnderWay
 from twinbus.syphon import pump
 from twinbus.syphon.clock import BrokerClock
 from twinbus.syphon.deferred import Look, look_through
@@ -124,7 +125,24 @@ def forget_the_schedule() -> AbstractContextManager[None]:
 @bug("order_violations")
 def send_past_the_backlog_after_fail_back() -> AbstractContextManager[None]:
     """The primary is back: messages of a session overtake those that wait in the backlog."""
-    return replaced(DivertedSessions, "is_diverted", lambda self, entity, session: None)
+    return replaced(DivertedSessions, "is_diverted", lambda self, entity, session: False)
+
+
+@bug("order_violations", first_seed=100353)
+def follow_the_look_that_came_last() -> AbstractContextManager[None]:
+    """Wherever a late look finds a session, also only a copy, its next messages go."""
+
+    def wrong(self: DivertedSessions, entity: str, session: str, queue: int, stored_at: float) -> None:
+        found(self, entity, session, queue, math.inf)  # as if it had been sent by ourselves
+
+    found = DivertedSessions.found
+    return replaced(DivertedSessions, "found", wrong)
+
+
+@bug("order_violations", first_seed=11499)
+def let_two_of_a_session_part() -> AbstractContextManager[None]:
+    """Two sends of a session are under way; one arrives in its queue, the other fails there and goes to another."""
+    return replaced(_UnderWay, "may_go_to", lambda self, queue: True)
 
 
 @bug("not recovered")
@@ -152,7 +170,7 @@ def complete_before_send() -> AbstractContextManager[None]:
     line_up = Lane._line_up
 
     def wrong(self: Lane, move: Any) -> None:
-        move.source.complete_now(move)
+        move.source.settle_now(move)
         line_up(self, move)
 
     return replaced(Lane, "_line_up", wrong)
@@ -161,7 +179,7 @@ def complete_before_send() -> AbstractContextManager[None]:
 @bug("without a row of its move")
 def settle_without_a_row() -> AbstractContextManager[None]:
     """What the ledger has not stored yet is completed all the same."""
-    return replaced(LedgerGate, "add", lambda self, move: move.source.complete_now(move))
+    return replaced(LedgerGate, "add", lambda self, move: move.source.settle_now(move))
 
 
 @bug("outlived")

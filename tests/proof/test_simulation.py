@@ -47,6 +47,23 @@ def test_what_a_killed_syphon_holds_is_waited_for_though_the_clocks_differ() -> 
     assert simulate(101782).complaints == ()
 
 
+def test_a_late_look_does_not_lead_a_session_back_to_the_queue_that_holds_a_copy() -> None:
+    assert simulate(100353).complaints == ()
+
+
+def test_what_is_sent_later_stays_behind_both_of_two_that_were_under_way_at_the_same_time() -> None:
+    assert simulate(11499).complaints == ()
+
+
+@pytest.mark.parametrize("seed", [100192, 100502, 100555])
+def test_a_copy_is_explained_by_an_answer_that_nobody_waits_for_any_more(seed: int) -> None:
+    """It would have come after the end of the run."""
+    result = simulate(seed)
+    assert result.complaints == ()
+    assert result.verdict is not None
+    assert result.verdict.duplicated
+
+
 def test_a_run_does_not_depend_on_whether_somebody_watches_it() -> None:
     watched, unwatched = simulate(6, trace=True), simulate(6)
     assert (watched.seconds, watched.verdict) == (unwatched.seconds, unwatched.verdict)

@@ -19,7 +19,15 @@ from twinbus.syphon.errors import (
     TimedOut,
 )
 from twinbus.syphon.moves import Memory, Numbers
-from twinbus.syphon.pacing import BURST_SECONDS, MAX_WINDOW, MAX_WINDOW_BYTES, Backoff, CreditWindow, Pace
+from twinbus.syphon.pacing import (
+    BURST_SECONDS,
+    FIRST_WINDOW,
+    MAX_WINDOW,
+    MAX_WINDOW_BYTES,
+    Backoff,
+    CreditWindow,
+    Pace,
+)
 from twinbus.syphon.verdicts import Verdict, verdict_on
 
 # ---- pauses ----
@@ -166,6 +174,13 @@ def test_a_message_that_was_late_halves_the_window() -> None:
     assert window.size == size // 2
 
 
+def test_the_window_begins_small_again_when_nobody_knows_whether_anything_can_be_moved() -> None:
+    window = CreditWindow(20, None, 0)
+    now = fill(window, 1e-4, 1000, 5000)
+    window.start_over(now)
+    assert window.size == FIRST_WINDOW
+
+
 # ---- circuits ----
 
 
@@ -206,6 +221,16 @@ def test_a_try_that_came_to_nothing_can_be_made_again_at_once() -> None:
     circuit.undecided(1)
     assert circuit.is_open
     assert circuit.may_try(1)
+
+
+def test_where_the_connection_was_lost_the_pause_begins_with_the_next_one() -> None:
+    circuit = Circuit(1, 8)
+    circuit.failed(0, lost_connection=True)
+    assert not circuit.may_try(100)
+    circuit.connected(100)
+    assert not circuit.may_try(100.9)
+    circuit.connected(100.9)  # one that was lost by another is no reason to begin anew
+    assert circuit.may_try(101)
 
 
 def test_a_circuit_can_be_hurried_and_fails_no_less_for_it() -> None:

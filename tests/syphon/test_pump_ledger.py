@@ -11,6 +11,7 @@ from tests.syphon.bus import MOMENT, PATIENCE, eventually
 from tests.syphon.pumping import BACKLOG, Pair, bodies, counting, numbered
 
 from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Operation
+from twinbus.ledger import MemoryRecorder, OperationKind, Outcome
 from twinbus.pairing.events import Event, EventBus, PumpStopped
 from twinbus.syphon import AmqpError
 from twinbus.syphon.drain import CALM
@@ -64,6 +65,37 @@ async def test_with_a_ledger_nothing_is_completed_before_its_rows_are_durable(pa
             ledger.answer()
             await asyncio.sleep(0.01)
     assert settles.fired == 5
+
+
+async def test_nothing_is_dead_lettered_before_the_ledger_knows(pair: Pair) -> None:
+    ledger, recorder = Ledger(), MemoryRecorder()
+    await pair.put(numbered(BACKLOG, [1]))  # it would go in circles
+    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    async with pair.running(flush=ledger.flush, recorder=recorder):
+        await eventually(lambda: bool(ledger.asked))
+        await asyncio.sleep(MOMENT)
+        assert settles.fired == 0
+        assert outcomes(recorder) == [Outcome.PLANNED]
+        ledger.answer()
+        await eventually(lambda: settles.fired == 1)
+        await eventually(lambda: len(outcomes(recorder)) == 2)
+    assert outcomes(recorder) == [Outcome.PLANNED, Outcome.DONE]
+    assert len(await pair.dead_letters()) == 1
+
+
+def outcomes(recorder: MemoryRecorder) -> list[Outcome]:
+    return [one.outcome for one in recorder.operations if one.operation is OperationKind.DEAD_LETTER]
+
+
+async def test_a_ledger_that_fails_keeps_what_was_to_be_dead_lettered_in_the_queue(pair: Pair) -> None:
+    ledger = Ledger()
+    ledger.error = OSError("disk full")
+    await pair.put(numbered(BACKLOG, [1]))
+    with pytest.raises(AmqpError, match="the ledger failed: OSError"):
+        await pair.drain(flush=ledger.flush)
+    assert (pair.backlog.counters.active, pair.backlog.locked) == (1, 0)
+    report = await pair.drain()
+    assert report.total.poison == 1
 
 
 async def test_until_empty_does_not_take_waiting_for_the_ledger_for_the_end(pair: Pair) -> None:

@@ -14,6 +14,7 @@ from twinbus.broker import DEFAULT, Fault, Kind, Operation
 from twinbus.ledger import OperationKind
 from twinbus.syphon import AmqpError, ConnectionLost, LinkDetached
 from twinbus.syphon.connector import Side
+from twinbus.syphon.pacing import FIRST_WINDOW
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,48 @@ async def test_an_outage_of_the_primary_in_the_middle_loses_nothing(pair: Pair) 
         await eventually(lambda: pair.is_backlog_empty)
     assert set(await pair.arrived("orders")) == all_of(MANY)
     assert pair.rows(OperationKind.DEFER) == 0  # it was no destination that failed
+
+
+async def test_a_primary_that_lets_us_in_and_breaks_off_every_transfer_is_tried_ever_less_often(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(MANY)))
+    broken = pair.primary.faults.add(Fault(Kind.RESET, on=frozenset({Operation.SEND})))
+    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    began = asyncio.get_running_loop().time()
+    async with pair.running(options={"retry_min": 0.1, "retry_max": 1.0}):
+        await eventually(lambda: broken.fired == 2)
+        assert pair.backlog.activity.delivered <= 2 * FIRST_WINDOW  # what is given back does not widen the window
+        assert pair.rows(OperationKind.DEFER) == 0
+        await eventually(lambda: broken.fired == 5)
+        # The pauses were 0.1, 0.2, 0.4 and 0.8 seconds at least.
+        assert asyncio.get_running_loop().time() - began > 1.5
+        # After three in a row everything for the destination is set aside, once.
+        await eventually(lambda: pair.backlog.counters.deferred == MANY)
+        settled, tried = settles.fired, broken.fired
+        await eventually(lambda: broken.fired >= tried + 2)
+        assert settles.fired == settled  # nothing is received and given back any more
+        pair.primary.faults.remove(broken.id)
+        await eventually(lambda: pair.is_backlog_empty)
+    assert await pair.arrived("orders") == bodies(range(MANY))
+
+
+async def test_a_destination_that_breaks_the_connection_holds_up_no_other(pair: Pair) -> None:
+    broken = pair.primary.faults.add(Fault(Kind.RESET, "bills", frozenset({Operation.SEND})))
+    await pair.put(
+        [message for number in range(100) for one in ("bills", "orders") for message in numbered(one, [number])]
+    )
+    async with pair.running():
+        await eventually(lambda: pair.backlog.counters.deferred == 100 and pair.backlog.counters.active == 0)
+        assert set(await pair.arrived("orders")) == all_of(100)
+        pair.primary.faults.remove(broken.id)
+        await eventually(lambda: pair.is_backlog_empty)
+    assert await pair.arrived("bills") == bodies(range(100))
+
+
+async def test_until_empty_gives_up_if_the_primary_breaks_off_every_transfer(pair: Pair) -> None:
+    await pair.put(numbered("orders", range(5)))
+    pair.primary.faults.add(Fault(Kind.RESET, on=frozenset({Operation.SEND})))
+    with pytest.raises(ConnectionLost):
+        await pair.drain()
 
 
 async def test_an_outage_of_the_secondary_in_the_middle_loses_nothing_and_doubles_nothing(pair: Pair) -> None:

@@ -17,6 +17,9 @@ from .schema import SCHEMA, VERSION, VERSION_KEY, pa, pc, pq, replaced_by
 from .store import Store, open_store, require_ledger
 
 _ATTEMPTS = 3
+#: A row group is read whole. Ours have a hundred thousand rows or so; a small file can claim to have billions.
+MAX_GROUP_ROWS = 5_000_000
+MAX_GROUP_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,13 @@ class LedgerFile:
             raise NotALedgerFile("not a file of a ledger")
         if not version.isdigit() or int(version) > VERSION:
             raise NotALedgerFile(f"written by a later release, version {version.decode(errors='replace')}")
+        for number in range(self._parquet.num_row_groups):
+            group = self._parquet.metadata.row_group(number)
+            if group.num_rows > MAX_GROUP_ROWS or group.total_byte_size > MAX_GROUP_BYTES:
+                raise NotALedgerFile(
+                    f"row group {number} has {group.num_rows:,} rows and {group.total_byte_size:,} bytes, more than"
+                    f" {MAX_GROUP_ROWS:,} or {MAX_GROUP_BYTES:,}"
+                )
         for column in self._parquet.schema_arrow:
             at = SCHEMA.get_field_index(column.name)
             found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type

@@ -82,6 +82,8 @@ class Outcome(IntEnum):
     UNKNOWN = 3
     #: A receive or poll that ended without a message.
     EMPTY = 4
+    #: It was about to be asked for: whoever finds no other row knows that it may have been. Never billed.
+    PLANNED = 5
 
 
 # Ids are numbers of 128 bits: the upper half is random for each process, the lower half counts. Between two sends,

@@ -6,7 +6,7 @@ Both promise the same: when `put` returns the file is there for good, and nobody
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -82,12 +82,12 @@ class LocalStore:
 
     def folders(self) -> list[str]:
         with os.scandir(self._root) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
+            return sorted(entry.name for entry in entries if _leads_to(entry.is_dir))
 
     def files(self, folder: str) -> list[str]:
         try:
             with os.scandir(self._root / folder) as entries:
-                return sorted(entry.name for entry in entries if entry.is_file())
+                return sorted(entry.name for entry in entries if _leads_to(entry.is_file))
         except FileNotFoundError:
             return []
 
@@ -132,6 +132,14 @@ class LocalStore:
         for name in old:
             self.delete(folder, name)
         return len(old)
+
+
+def _leads_to(what: Callable[[], bool]) -> bool:
+    """Whether an entry of a folder is that, or a link to it. A link that leads nowhere, or to itself, is nothing."""
+    try:
+        return what()
+    except OSError:
+        return False
 
 
 def _fsync_folder(folder: Path) -> None:

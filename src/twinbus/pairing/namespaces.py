@@ -15,6 +15,7 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 
+from .connection_strings import ConnectionString
 from .naming import primary_name_of
 
 if TYPE_CHECKING:
@@ -61,25 +62,14 @@ class Namespace:
         Raises:
             ValueError: a part is missing or malformed. The message never holds a key.
         """
-        parts = _parts(text)
-        host = parts.get("endpoint", "").partition("://")[2].strip("/")
-        if not host:
-            raise ValueError("Endpoint of the connection string must be sb:// and a host")
-        # The SDK compares the value letter by letter: "True" means TLS.
-        if parts.get("usedevelopmentemulator") == "true":
+        parts = ConnectionString.parse(text)
+        if not parts.use_tls:
             client_options.setdefault("use_tls", False)
-        if parts.get("entitypath"):
-            client_options.setdefault("entity_name", parts["entitypath"])
-        signature, name, key = (
-            parts.get(one) for one in ("sharedaccesssignature", "sharedaccesskeyname", "sharedaccesskey")
-        )
-        if signature and not key:
-            return cls(host, AzureSasCredential(signature), **client_options)
-        if name and key and not signature:
-            return cls(host, AzureNamedKeyCredential(name, key), **client_options)
-        raise ValueError(
-            "the connection string must have SharedAccessKeyName and SharedAccessKey, or SharedAccessSignature"
-        )
+        if parts.entity_path is not None:
+            client_options.setdefault("entity_name", parts.entity_path)
+        if parts.signature:
+            return cls(parts.authority, AzureSasCredential(parts.signature), **client_options)
+        return cls(parts.authority, AzureNamedKeyCredential(parts.key_name, parts.key), **client_options)
 
     @classmethod
     def of(cls, given: NamespaceLike, **client_options: Any) -> Namespace:
@@ -220,16 +210,6 @@ def _is_fixed(credential: Any) -> bool:
 
 def _is_async(credential: Any) -> bool:
     return inspect.iscoroutinefunction(credential.get_token)
-
-
-def _parts(connection_string: str) -> dict[str, str]:
-    parts: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in connection_string.split(";"))):
-        name, separator, value = part.partition("=")
-        if not separator or name.lower() in parts:
-            raise ValueError("a connection string is name=value parts, each once, with semicolons between")
-        parts[name.lower()] = value
-    return parts
 
 
 #: A namespace, its connection string, or its host and a credential.

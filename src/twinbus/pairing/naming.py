@@ -15,6 +15,11 @@ MAX_PRIMARY_NAME = 200
 _PRIMARY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _BACKLOG_PATH = re.compile(rf"([^/]+)/{BACKLOG_MARK}/(0|[1-9][0-9]*)", re.IGNORECASE)
 
+# No part begins with "$", as the nodes below an entity do, or leads up or nowhere; no character that the service does
+# not have in its names and that means something in an address.
+_PART = r"(?!\$|\.\.?(?:/|$))[^/\x00-\x1f\x7f?#@*%:\\]+"
+_ENTITY_PATH = re.compile(rf"/?{_PART}(?:/{_PART})*/?")
+
 
 @dataclass(frozen=True, slots=True)
 class BacklogPath:
@@ -27,6 +32,11 @@ class BacklogPath:
 def entity_key(path: str) -> str:
     """What two spellings of one entity's path have in common: paths are not case-sensitive."""
     return path.strip("/").lower()
+
+
+def is_entity_path(path: str) -> bool:
+    """Whether a path can be that of a queue or topic: it has no host, and names no node such as `$management`."""
+    return _ENTITY_PATH.fullmatch(path) is not None
 
 
 def primary_name_of(host: str) -> str | None:

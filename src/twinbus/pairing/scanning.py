@@ -58,15 +58,15 @@ class SessionScanner:
         await asyncio.gather(*map(in_turn, sorted(self._unknown)))
 
     async def _find(self, index: int) -> None:
-        seen: set[Session] = set()
+        seen: dict[Session, float] = {}
         try:
             is_whole = await self._look(index, seen, lambda: False)
         except Exception as error:
             logger.info("Backlog queue %d was not looked through: %s", index, type(error).__name__)
             return
         self._unknown.discard(index)
-        for session in seen:
-            self._sessions.divert(*session, index)
+        for session, stored_at in seen.items():
+            self._sessions.found(*session, index, stored_at)
         if not is_whole:
             message = f"more than {MAX_PAGES * PAGE} messages: sessions behind them may be sent out of order"
             self._pairing.publish(BacklogWarning(queue=self._pairing.queue_path(index), message=message))
@@ -100,7 +100,7 @@ class SessionScanner:
     async def _release(self, index: int) -> int:
         """Look through a queue for sessions that are no longer there; returns how many were released."""
         scan = self._sessions.begin_scan(index)
-        seen: set[Session] = set()
+        seen: dict[Session, float] = {}
         if not await self._look(index, seen, lambda: not self._sessions.is_awaited(scan, seen)):
             return 0
         released = self._sessions.end_scan(scan, seen)
@@ -108,8 +108,9 @@ class SessionScanner:
             logger.info("A session of %s is out of the backlog", session.entity)
         return len(released)
 
-    async def _look(self, index: int, seen: set[Session], is_enough: Callable[[], bool]) -> bool:
-        """Add the sessions of the messages in a queue to `seen`; true if the end was reached."""
+    async def _look(self, index: int, seen: dict[Session, float], is_enough: Callable[[], bool]) -> bool:
+        """Add the sessions of the messages in a queue to `seen`, each with the time when the newest of its messages was
+        stored there; true if the end was reached."""
         path, seconds = self._pairing.queue_path(index), self._pairing.options.attempt_timeout
         receiver = self._client.get_queue_receiver(path)
         try:
@@ -120,7 +121,10 @@ class SessionScanner:
                         page = await receiver.peek_messages(PAGE, sequence_number=number, timeout=seconds)
                 if not page:
                     return True
-                seen.update(session for message in page if (session := session_of(message)) is not None)
+                for message in page:
+                    session = session_of(message)
+                    if session is not None:
+                        seen[session] = max(seen.get(session, 0.0), _stored_at(message))
                 if is_enough():
                     return False
                 number = (page[-1].sequence_number or 0) + 1
@@ -147,3 +151,9 @@ def session_of(message: ServiceBusReceivedMessage) -> Session | None:
     if not isinstance(path, bytes) or not isinstance(session, bytes):
         return None
     return Session(entity_key(path.decode("utf-8", "replace")), session.decode("utf-8", "replace"))
+
+
+def _stored_at(message: ServiceBusReceivedMessage) -> float:
+    """When the queue took it, by the broker's clock."""
+    stored = message.enqueued_time_utc
+    return 0.0 if stored is None else stored.timestamp()

@@ -1,14 +1,17 @@
 """Which sessions have messages under way through the backlog, where order within a session is kept.
 
 Once one message of a session was diverted, the next ones have to follow it, also when the primary is back: sent
-directly they would overtake it. The session is released when a look through its backlog queue has found none of its
-messages, and none was sent there since the look began. Pure, and safe to use from several threads.
+directly they would overtake it. They follow into the queue where its newest message lies: others may hold older ones,
+or copies of which nobody knows since an acknowledgement was lost. The session is released when a look through its
+backlog queues has found none of its messages, and none was sent there since the look began. Pure, and safe to use from
+several threads.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,12 +33,40 @@ class Scan(NamedTuple):
     began: int
 
 
+class _Newest(NamedTuple):
+    """The newest message of a session that is known to be in a queue: when it was stored by the broker's clock,
+    infinity for one that was sent by ourselves and so came after all that was there before; and the moment when we
+    learnt of it."""
+
+    stored_at: float
+    moment: int
+
+
+@dataclass(slots=True)
+class _Place:
+    """A queue in which a session may have messages; `touched` is the moment when one was last on its way there."""
+
+    touched: int
+    in_flight: int = 0
+    newest: _Newest | None = None
+
+
 @dataclass(slots=True)
 class _UnderWay:
-    """The queues in which a session may have messages, each with the moment of the last one; the newest comes last."""
+    """Where a session may have messages."""
 
-    queues: dict[int, int] = field(default_factory=dict)
-    in_flight: int = 0
+    places: dict[int, _Place] = field(default_factory=dict)
+
+    @property
+    def queue(self) -> int | None:
+        """The queue that holds the newest."""
+        newest = {queue: place.newest for queue, place in self.places.items() if place.newest is not None}
+        return max(newest, key=newest.__getitem__, default=None)
+
+    def may_go_to(self, queue: int) -> bool:
+        """Whether a message in that queue is sure to stay behind the others."""
+        others = any(place.in_flight for index, place in self.places.items() if index != queue)
+        return not others and self.queue in (None, queue)
 
 
 class DivertedSessions:
@@ -52,42 +83,62 @@ class DivertedSessions:
         """How many sessions are diverted."""
         return len(self._sessions)
 
-    def is_diverted(self, entity: str, session: str) -> int | None:
-        """The backlog queue to which the session's next message has to follow the others; None: send it directly."""
-        if not self._sessions:
-            return None  # the usual case, asked by every send
+    def is_diverted(self, entity: str, session: str) -> bool:
+        """Whether the session's next message has to go through the backlog."""
+        # Usually there are none, and every send asks.
+        return bool(self._sessions) and Session(entity_key(entity), session) in self._sessions
+
+    def queue_of(self, entity: str, session: str) -> int | None:
+        """The backlog queue to which the session's next message has to follow the others; None: to any.
+
+        A queue to which one was sent in vain does not count: if it is there after all, nobody was told so.
+        """
         with self._lock:
             under_way = self._sessions.get(Session(entity_key(entity), session))
-            return None if under_way is None else next(reversed(under_way.queues))
+            return None if under_way is None else under_way.queue
 
     @contextmanager
-    def diverting(self, entity: str, sessions: Iterable[str], queue: int) -> Iterator[None]:
-        """Around an attempt to send messages of these sessions to a backlog queue.
+    def diverting(self, entity: str, session: str, queue: int) -> Iterator[bool]:
+        """Around an attempt to send a message of a session to a backlog queue; false: it must not be made now.
 
-        The sessions count as diverted from the beginning of the attempt, and are not released while it lasts: what
-        is still on its way no look into the queue can find.
+        That is so while others of the session are in another queue, or on their way there: who comes after both could
+        not follow both. The session counts as diverted from the beginning of the attempt, and is not released while
+        it lasts: what is still on its way no look into the queue can find.
         """
-        keys = {Session(entity_key(entity), session) for session in sessions}
+        key = Session(entity_key(entity), session)
         with self._lock:
-            for key in keys:
-                self._mark(key, queue).in_flight += 1
+            may_go = key not in self._sessions or self._sessions[key].may_go_to(queue)
+            if may_go:
+                self._touch(key, queue).in_flight += 1
+        if not may_go:
+            yield False
+            return
+        is_accepted = False
         try:
-            yield
+            yield True
+            is_accepted = True
         finally:
             with self._lock:
-                for key in keys:
-                    self._mark(key, queue).in_flight -= 1
+                place = self._touch(key, queue)
+                place.in_flight -= 1
+                if is_accepted:
+                    place.newest = _Newest(math.inf, place.touched)
 
-    def divert(self, entity: str, session: str, queue: int) -> None:
-        """A message of the session is in that backlog queue."""
+    def found(self, entity: str, session: str, queue: int, stored_at: float) -> None:
+        """A look has found messages of the session in that backlog queue, the newest of them stored at that time.
+
+        Where the next one has to go is for the newest of all to say, not for the look that came last.
+        """
         with self._lock:
-            self._mark(Session(entity_key(entity), session), queue)
+            place = self._touch(Session(entity_key(entity), session), queue)
+            if place.newest is None or place.newest.stored_at < stored_at:
+                place.newest = _Newest(stored_at, place.touched)
 
     def queues(self, entities: Collection[str] | None = None) -> list[int]:
         """The backlog queues to look through, for the sessions of all entities or of these."""
         wanted = None if entities is None else set(map(entity_key, entities))
         with self._lock:
-            found = (one.queues for key, one in self._sessions.items() if wanted is None or key.entity in wanted)
+            found = (one.places for key, one in self._sessions.items() if wanted is None or key.entity in wanted)
             return sorted(set().union(*found))
 
     def begin_scan(self, queue: int) -> Scan:
@@ -98,25 +149,24 @@ class DivertedSessions:
     def is_awaited(self, scan: Scan, seen: Collection[Session]) -> bool:
         """Whether the look can still release a session; false as soon as all of the queue have been seen."""
         with self._lock:
-            return any(scan.queue in one.queues and key not in seen for key, one in self._sessions.items())
+            return any(scan.queue in one.places and key not in seen for key, one in self._sessions.items())
 
     def end_scan(self, scan: Scan, seen: Collection[Session]) -> list[Session]:
         """The whole queue was looked through, and held messages of the sessions `seen`; returns those released."""
         released = []
         with self._lock:
             for key, under_way in list(self._sessions.items()):
-                last = under_way.queues.get(scan.queue)
-                if last is None or last > scan.began or under_way.in_flight or key in seen:
+                place = under_way.places.get(scan.queue)
+                if place is None or place.touched > scan.began or place.in_flight or key in seen:
                     continue
-                del under_way.queues[scan.queue]
-                if not under_way.queues:
+                del under_way.places[scan.queue]
+                if not under_way.places:
                     del self._sessions[key]
                     released.append(key)
         return released
 
-    def _mark(self, key: Session, queue: int) -> _UnderWay:
+    def _touch(self, key: Session, queue: int) -> _Place:
         self._moment += 1
-        under_way = self._sessions.setdefault(key, _UnderWay())
-        under_way.queues.pop(queue, None)
-        under_way.queues[queue] = self._moment
-        return under_way
+        place = self._sessions.setdefault(key, _UnderWay()).places.setdefault(queue, _Place(self._moment))
+        place.touched = self._moment
+        return place

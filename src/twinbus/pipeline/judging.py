@@ -163,7 +163,8 @@ def _facts(events: pa.Table) -> pa.Table:
         "moves": is_moved,
         "held": of_backlog | (stage == Stage.PRIMARY_SEND),
         "completed": of_backlog & (operation == OperationKind.COMPLETE) & is_done,
-        "dead": of_backlog & (operation == OperationKind.DEAD_LETTER) & is_done,
+        # Also if nobody lived to say that it was done: then it is a dead letter, or still in the queue.
+        "dead": of_backlog & (operation == OperationKind.DEAD_LETTER) & (is_done | (outcome == Outcome.PLANNED)),
         "scheduled": operation == OperationKind.SCHEDULE,
     }
     us = _us(events["ts"])

@@ -145,7 +145,7 @@ def parse_prices(text: str, file: str = "prices") -> PriceBook:
     """
     try:
         table = tomllib.loads(text, parse_float=Decimal)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
         raise PriceError(f"{file}: not TOML: {error}") from None
     except InvalidOperation:
         raise PriceError(f"{file}: not TOML: a number with an impossible exponent") from None

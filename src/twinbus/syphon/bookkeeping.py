@@ -89,6 +89,11 @@ class Book:
         if not self.is_blank:
             self._of(move, kind, error, reason=move.reason if kind is OperationKind.DEAD_LETTER else None)
 
+    def condemned(self, move: Move) -> None:
+        """A message is to be dead-lettered: if nobody lives to say that it was, the ledger knows where it may be."""
+        if not self.is_blank:
+            self._of(move, OperationKind.DEAD_LETTER, None, reason=move.reason, outcome=Outcome.PLANNED)
+
     def renewed(self, moves: Collection[Move], error: AmqpError | None) -> None:
         """Locks were started anew: each is an operation."""
         if not self.is_blank:
@@ -114,7 +119,13 @@ class Book:
         self._about_queue(OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, outcome_of(error), count, 0, error)
 
     def _of(
-        self, move: Move, kind: OperationKind, error: AmqpError | None, size: int = 0, reason: str | None = None
+        self,
+        move: Move,
+        kind: OperationKind,
+        error: AmqpError | None,
+        size: int = 0,
+        reason: str | None = None,
+        outcome: Outcome = _DONE,
     ) -> None:
         restored = move.restored
         self._record(
@@ -125,7 +136,7 @@ class Book:
                 self._queue,
                 kind,
                 _BACKLOG_RECEIVE,
-                _DONE if error is None else outcome_of(error),
+                outcome if error is None else outcome_of(error),
                 restored.message_id,
                 restored.destination or None,
                 self._queue,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .pacing import Backoff
 
 
@@ -10,16 +12,23 @@ class Circuit:
 
     Pauses double from `retry_min` to `retry_max`, and begin anew when the destination has accepted something. Held
     open by hand there are no tries until it is released.
+
+    A failure that was the end of the connection may be the fault of another destination. The pause then begins when
+    there is a connection again, so that those who have waited for theirs go first.
     """
 
-    __slots__ = ("_backoff", "_is_down", "_probing", "_retry_at", "is_held")
+    __slots__ = ("_backoff", "_is_down", "_pause", "_retry_at", "is_held", "is_probing", "lost_connection")
 
     def __init__(self, retry_min: float, retry_max: float) -> None:
         self._backoff = Backoff(retry_min, retry_max)
         self._retry_at = 0.0
-        self._probing = False
+        self._pause = 0.0
         self._is_down = False
         self.is_held = False
+        #: Whether the try that decides is under way.
+        self.is_probing = False
+        #: Whether the last failure was the end of the connection.
+        self.lost_connection = False
 
     @property
     def is_open(self) -> bool:
@@ -29,27 +38,34 @@ class Circuit:
         """Whether to send now. On an open circuit the one who is told yes makes the try that decides."""
         if not self.is_open:
             return True
-        if self.is_held or self._probing or now < self._retry_at:
+        if self.is_held or self.is_probing or now < self._retry_at:
             return False
-        self._probing = True
+        self.is_probing = True
         return True
 
-    def failed(self, now: float) -> None:
+    def failed(self, now: float, *, lost_connection: bool = False) -> None:
         """The destination failed. What was under way when that became known changes nothing more."""
-        if self._is_down and not self._probing:
+        if self._is_down and not self.is_probing:
             return
-        self._is_down, self._probing = True, False
-        self._retry_at = now + self._backoff.next()
+        self._is_down, self.is_probing = True, False
+        self.lost_connection = lost_connection
+        self._pause = self._backoff.next()
+        self._retry_at = math.inf if lost_connection else now + self._pause
+
+    def connected(self, now: float) -> None:
+        """There is a new connection."""
+        if self._retry_at == math.inf:
+            self._retry_at = now + self._pause
 
     def worked(self) -> None:
         """The destination accepted a message."""
-        self._is_down = self._probing = False
+        self._is_down = self.is_probing = self.lost_connection = False
         self._backoff.reset()
 
     def undecided(self, now: float) -> None:
         """The try that was to decide came to nothing, through no fault of the destination."""
-        if self._probing:
-            self._probing = False
+        if self.is_probing:
+            self.is_probing = False
             self._retry_at = now
 
     def hold(self) -> None:

@@ -77,6 +77,8 @@ class Connection:
         self._timeout = timeout
         self._outcome_timeout = outcome_timeout
         self._ssl = ssl_context
+        #: Whether anything was done over it, a message taken or settled: for those who do that to say.
+        self.has_worked = False
         self._sessions: list[Session] = []
         self._wire = Wire(endpoint.host, silence, self._lost)
         self._tokens = TokenKeeper(credential, self._session, timeout)

@@ -47,7 +47,9 @@ class Side:
 class Connector:
     """Keeps a connection for as long as `run` runs. `connection` is None while there is none.
 
-    `on_change` is called, without arguments, whenever a connection was made or lost.
+    `on_change` is called, without arguments, whenever a connection was made or lost. Pauses between connections grow
+    until one of them was of use: something was done over it, or it lasted longer than any pause. A namespace may let
+    us in and then break off whatever we begin.
     """
 
     def __init__(
@@ -62,31 +64,30 @@ class Connector:
         self.connection: Connection | None = None
         #: Why there is no connection.
         self.error: AmqpError | None = None
+        #: How often in a row there was no connection, or one that was of no use.
+        self.failures = 0
 
     async def run(self) -> None:
         """Connect, again and again. Raises the last error after so many failures in a row, if they are bounded."""
-        failures = 0
         try:
             while True:
                 try:
                     connection = await self._make()
                 except AmqpError as error:
-                    failures += 1
+                    self.failures += 1
                     self.error = error
                     logger.warning("%s cannot be reached: %s", self.name, error)
-                    if failures == self._max_failures:
-                        raise
-                    await asyncio.sleep(self._backoff.next())
-                    continue
-                failures = 0
-                self._backoff.reset()
-                await self._keep(connection)
-                # A namespace that drops connections as soon as they are made must not be hammered.
+                else:
+                    await self._keep(connection)
+                if self.error is not None and self.failures == self._max_failures:
+                    raise self.error.with_traceback(None)
                 await asyncio.sleep(self._backoff.next())
         finally:
             self._is_up.clear()
 
     async def _keep(self, connection: Connection) -> None:
+        time = asyncio.get_running_loop().time
+        made_at = time()
         self.connection, self.error = connection, None
         self._is_up.set()
         self._changed()
@@ -96,6 +97,11 @@ class Connector:
         finally:
             self.connection = None
             self._is_up.clear()
+            if connection.has_worked or time() - made_at >= self._backoff.most:
+                self.failures = 0
+                self._backoff.reset()
+            else:
+                self.failures += 1
             self._changed()
             await connection.close()
 

@@ -16,7 +16,7 @@ from .bookkeeping import Book
 from .errors import AmqpError, RequestFailed
 from .ledger_gate import LedgerGate
 from .management import Management, Settlement
-from .moves import EXPIRED, MAX_TEXT, Memory, Move
+from .moves import EXPIRED, Memory, Move
 
 PAGE = 500  # messages a look
 # Behind so many active messages in a row nothing is deferred: what is set aside was received first, and so many at
@@ -104,7 +104,6 @@ class Batch:
         self._gate = gate
         self._undecided = 0
         self._decided = asyncio.Event()
-        self._dead: list[tuple[Move, str]] = []
         self.moves: list[Move] = []
         #: The numbers that are no longer in the queue.
         self.gone: list[int] = []
@@ -118,17 +117,20 @@ class Batch:
 
     def complete(self, move: Move) -> None:
         if self._gate.is_open:
-            self._decide(move, OperationKind.COMPLETE)
+            self.settle_now(move)
         else:
             self._gate.add(move)
 
-    def complete_now(self, move: Move) -> None:
-        self._decide(move, OperationKind.COMPLETE)
-
     def dead_letter(self, move: Move, reason: str, description: str) -> None:
-        move.reason = reason
-        self._dead.append((move, description[:MAX_TEXT]))
-        self._decide(move, OperationKind.DEAD_LETTER)
+        move.condemn(reason, description)
+        if self._gate.is_open:
+            self.settle_now(move)
+        else:
+            self._book.condemned(move)
+            self._gate.add(move)
+
+    def settle_now(self, move: Move) -> None:
+        self._decide(move, OperationKind.DEAD_LETTER if move.reason else OperationKind.COMPLETE)
 
     def defer(self, move: Move) -> None:
         """It is deferred: given back it stays so."""
@@ -153,8 +155,8 @@ class Batch:
             await self._decided.wait()
         await self._settle_group(OperationKind.COMPLETE, Settlement.COMPLETED, seconds)
         await self._settle_group(OperationKind.ABANDON, Settlement.ABANDONED, seconds)
-        for move, description in self._dead:
-            error = await self._tell([move], Settlement.DEAD_LETTERED, seconds, move.reason, description)
+        for move in [move for move in self.moves if move.settlement is OperationKind.DEAD_LETTER]:
+            error = await self._tell([move], Settlement.DEAD_LETTERED, seconds, move.reason, move.description)
             self._book.settled(move, OperationKind.DEAD_LETTER, error)
             if error is None:
                 self.gone.append(move.restored.sequence_number)

@@ -65,13 +65,27 @@ class Destinations:
         """Whether there is a connection to the primary at all."""
         return self._primary.connection is not None
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the last connection to the primary was of no use."""
+        return self._primary.failures > 0
+
+    def accepted(self) -> None:
+        """The primary took a message."""
+        self.pace.accepted()
+        if self._primary.connection is not None:
+            self._primary.connection.has_worked = True
+
     async def connected(self) -> None:
         """Return as soon as there is a connection to the primary."""
         await self._primary.connected()
 
     def _primary_changed(self) -> None:
+        now = self._time()
         for circuit in self._circuits.values():
-            circuit.undecided(self._time())
+            circuit.undecided(now)
+            if self.is_up:
+                circuit.connected(now)
         for listener in list(self.listeners):
             listener.primary_changed()
 
@@ -83,6 +97,13 @@ class Destinations:
         if found is None:
             found = self._circuits[key] = Circuit(*self._retry)
         return found
+
+    def may_try(self, circuit: Circuit) -> bool:
+        """Whether to send to a destination now. One that lost the connection is tried alone: together with the one that
+        is to blame it would lose it again."""
+        if circuit.lost_connection and any(one.is_probing for one in self._circuits.values()):
+            return False
+        return circuit.may_try(self._time())
 
     def down(self) -> tuple[str, ...]:
         """The destinations whose circuits are open."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from twinbus.pairing.connection_strings import MAX_PORT, ConnectionString
+
 from .credentials import Credential, SasKey, SasToken
 
 TLS_PORT = 5671
 PLAIN_PORT = 5672
-MAX_PORT = 65535
 
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]@?#]+)(:(?P<port>\d{1,5}))?")
 _BELOW_AN_ENTITY = ("/$management", "/$deadletterqueue", "/$transfer")
@@ -72,20 +73,8 @@ def from_connection_string(text: str) -> tuple[Endpoint, Credential]:
     Raises:
         ValueError: a part is missing or malformed. The message never holds a key or a token.
     """
-    parts: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        name, separator, value = part.partition("=")
-        if not separator or name.lower() in parts:
-            raise ValueError("a connection string is name=value parts, each once, with semicolons between")
-        parts[name.lower()] = value
-    if not parts.get("endpoint"):
-        raise ValueError("Endpoint is missing from the connection string")
-    # The SDK compares the value letter by letter: "True" means TLS.
-    endpoint = Endpoint.parse(parts["endpoint"], tls=parts.get("usedevelopmentemulator") != "true")
-    signature = parts.get("sharedaccesssignature")
-    if signature:
-        return endpoint, SasToken(signature)
-    for name in ("SharedAccessKeyName", "SharedAccessKey"):
-        if not parts.get(name.lower()):
-            raise ValueError(f"{name} is missing from the connection string")
-    return endpoint, SasKey(parts["sharedaccesskeyname"], parts["sharedaccesskey"])
+    parts = ConnectionString.parse(text)
+    endpoint = Endpoint(parts.host.strip("[]").lower(), parts.port, tls=parts.use_tls)
+    if parts.signature:
+        return endpoint, SasToken(parts.signature)
+    return endpoint, SasKey(parts.key_name, parts.key)

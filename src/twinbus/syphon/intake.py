@@ -15,7 +15,7 @@ from .connection import Connection
 from .errors import AmqpError, TimedOut
 from .lanes import Lane
 from .ledger_gate import LedgerGate
-from .moves import EXPIRED, MAX_TEXT, Memory, Move
+from .moves import EXPIRED, Memory, Move
 from .pacing import CreditWindow
 from .receiver import ACCEPT, DEFER, RELEASE, Delivery, Receiver, dead_letter
 from .restore import EnvelopeError, Restored
@@ -32,6 +32,7 @@ class Intake:
     """One receiver link in its life. A pump makes a new one when it has ended."""
 
     receiver: Receiver
+    _connection: Connection
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class Intake:
 
     async def attach(self, connection: Connection, seconds: float) -> None:
         """Attach the link, without credit yet. Raises as `Connection.attach_receiver`."""
+        self._connection = connection
         self.receiver = await connection.attach_receiver(
             self._queue, self._on_delivery, seconds=seconds, on_end=self._on_end
         )
@@ -207,17 +209,23 @@ class Intake:
 
     def complete(self, move: Move) -> None:
         if self._gate.is_open:
-            self._settle(move, OperationKind.COMPLETE, ACCEPT)
+            self.settle_now(move)
         else:
             self._gate.add(move)
 
-    def complete_now(self, move: Move) -> None:
-        """The ledger has the row of the move."""
-        self._settle(move, OperationKind.COMPLETE, ACCEPT)
-
     def dead_letter(self, move: Move, reason: str, description: str) -> None:
-        move.reason = reason
-        self._settle(move, OperationKind.DEAD_LETTER, dead_letter(reason, description[:MAX_TEXT]))
+        move.condemn(reason, description)
+        if self._gate.is_open:
+            self.settle_now(move)
+        else:
+            self._book.condemned(move)
+            self._gate.add(move)
+
+    def settle_now(self, move: Move) -> None:
+        if move.reason:
+            self._settle(move, OperationKind.DEAD_LETTER, dead_letter(move.reason, move.description))
+        else:
+            self._settle(move, OperationKind.COMPLETE, ACCEPT)
 
     def defer(self, move: Move) -> None:
         move.lane.deferring += 1
@@ -267,7 +275,10 @@ class Intake:
             self._count_dead(move)
         if error is not None:
             logger.info("A message of %s will come again: %s failed: %s", self._queue, kind.name, error)
-        self._window.moved(move.size, now)
+        else:
+            self._connection.has_worked = True
+        if kind is not OperationKind.ABANDON:  # to give back is quick, and says nothing about how many can be moved
+            self._window.moved(move.size, now)
         self.top_up()
 
     def _count_dead(self, move: Move) -> None:

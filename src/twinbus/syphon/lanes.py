@@ -24,8 +24,9 @@ from .verdicts import Verdict, verdict_on
 
 logger = logging.getLogger("twinbus.syphon")
 
-# A link that ends says nothing; if its successor ends too before anything was accepted, the destination is down.
-MAX_STRAYS = 1
+# A link that ends says nothing, nor does a connection that is lost. If so many more of them end under what is sent to
+# a destination before it has accepted anything, it is down.
+MAX_STRAYS = {Verdict.ADRIFT: 1, Verdict.LOST: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Lane:
             or self.deferred
             or self.deferring
             or self.is_fetching
-            or not self.circuit.may_try(self._time())
+            or not self._traffic.destinations.may_try(self.circuit)
         ):
             move.source.defer(move)
         else:
@@ -221,7 +222,7 @@ class Lane:
                 logger.info("%s accepts messages again", self.path)
             self.circuit.worked()
             self._strays = 0
-            self._pace.accepted()
+            self._traffic.destinations.accepted()
             self._end_turn(move)
             move.source.complete(move)
         else:
@@ -232,11 +233,13 @@ class Lane:
 
     def _not_sent(self, move: Move, error: AmqpError, now: float) -> None:
         verdict = verdict_on(error)
-        if verdict is Verdict.ADRIFT:
+        if verdict in MAX_STRAYS:
             if error is not self._last_stray:
                 self._last_stray = error
                 self._strays += 1
-            verdict = Verdict.DOWN if self._strays > MAX_STRAYS else verdict
+            is_down = self.circuit.is_open and verdict is Verdict.LOST  # the try that was to decide
+            if is_down or self._strays > MAX_STRAYS[verdict]:
+                verdict = Verdict.DOWN
         if verdict is Verdict.BUSY:
             self._pace.busy(now)
             self._requeue(move)
@@ -263,7 +266,7 @@ class Lane:
     def _down(self, move: Move, error: AmqpError, now: float) -> None:
         if not self.circuit.is_open:
             logger.warning("%s does not accept messages, they are set aside: %s", self.path, error)
-        self.circuit.failed(now)
+        self.circuit.failed(now, lost_connection=verdict_on(error) is Verdict.LOST)
         self._strays = 0
         self.set_aside(move)
 

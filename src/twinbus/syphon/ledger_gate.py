@@ -1,4 +1,5 @@
-"""What the primary has accepted is completed in the backlog only when the ledger has it for good."""
+"""What the primary has accepted is completed in the backlog, and what nobody takes dead-lettered, only when the ledger
+has it for good."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class LedgerGate:
         self.failed: asyncio.Future[BaseException] = self._loop.create_future()
 
     def add(self, move: Move) -> None:
-        """Have a move completed when its rows are durable. Those that come meanwhile go together."""
+        """Have a move settled when its rows are durable. Those that come meanwhile go together."""
         if self._has_given_up:
             self._turn_away([move])
             return
@@ -71,7 +72,7 @@ class LedgerGate:
             return
         self._flushing = []
         for move in moves:
-            move.source.complete_now(move)
+            move.source.settle_now(move)
         if self._waiting and not self._flushing:
             self._start()
 
@@ -83,7 +84,8 @@ class LedgerGate:
 
     def _turn_away(self, moves: list[Move]) -> None:
         for move in moves:
-            self._memory.accepted(move.restored.sequence_number)
+            if not move.reason:
+                self._memory.accepted(move.restored.sequence_number)
             move.source.strand(move)
 
     async def reopen(self) -> bool:

@@ -32,11 +32,11 @@ class Source(Protocol):
     def complete(self, move: Move) -> None:
         """The destination has it."""
 
-    def complete_now(self, move: Move) -> None:
-        """The same, and the ledger knows."""
-
     def dead_letter(self, move: Move, reason: str, description: str) -> None:
         """It cannot be moved, ever."""
+
+    def settle_now(self, move: Move) -> None:
+        """Complete or dead-letter it, as was said: now the ledger knows."""
 
     def defer(self, move: Move) -> None:
         """It cannot be moved now: keep it aside."""
@@ -56,6 +56,7 @@ class Move:
 
     __slots__ = (
         "attempts",
+        "description",
         "held",
         "lane",
         "leads",
@@ -86,8 +87,12 @@ class Move:
         #: Whether it is the one message of its session that may be under way.
         self.leads = False
         self.settlement: OperationKind | None = None
-        #: Why it is dead-lettered.
-        self.reason = ""
+        #: Why it is dead-lettered: in a word, and for people. Empty if it is not.
+        self.reason = self.description = ""
+
+    def condemn(self, reason: str, description: str) -> None:
+        """It is to be dead-lettered."""
+        self.reason, self.description = reason, description[:MAX_TEXT]
 
     @property
     def lock_token(self) -> uuid.UUID:

@@ -21,12 +21,12 @@ class Backoff:
 
     def __init__(self, least: float, most: float) -> None:
         self._least = least
-        self._most = most
+        self.most = most
         self._next = least
 
     def next(self) -> float:
         pause = self._next
-        self._next = min(2 * pause, self._most)
+        self._next = min(2 * pause, self.most)
         return pause
 
     def reset(self) -> None:
@@ -135,6 +135,11 @@ class CreditWindow:
         self._count = self._bytes = 0
         self._since = now
         self.size = min(FIRST_WINDOW, self._most)
+
+    def start_over(self, now: float) -> None:
+        """Begin small again: nobody knows whether anything can be moved."""
+        self.size = min(FIRST_WINDOW, self._most)
+        self.restart(now)
 
     def restart(self, now: float) -> None:
         """Measure anew: there was nothing to move until now."""

@@ -170,6 +170,8 @@ class Pump:
     def primary_changed(self) -> None:
         """The connection to the primary was made or lost. Without one nothing is taken, and nothing kept."""
         if not self._destinations.is_up:
+            if self._destinations.is_doubtful:
+                self._window.start_over(self._loop.time())
             if self.intake is not None:
                 self.intake.turn_back()
             for lane in self.lanes.values():

@@ -14,6 +14,7 @@ from twinbus.amqp.decoding import decode_plain
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.types import DecodeError, Described, Symbol, Timestamp, UInt
 from twinbus.pairing import aliases
+from twinbus.pairing.naming import is_entity_path
 
 MAX_PATH_LENGTH = 260
 MAX_HEADERS = 256  # that are remembered
@@ -163,6 +164,9 @@ def _read(found: dict[str, Any]) -> _Envelope:
     path = _text(found, aliases.PATH)
     if not path or len(path) > MAX_PATH_LENGTH:
         raise MalformedEnvelope(f"The property '{aliases.PATH}' must have 1 to {MAX_PATH_LENGTH} characters.")
+    if not is_entity_path(path):
+        # Whoever can put a message here must not make us ask the management node of an entity for anything.
+        raise MalformedEnvelope(f"The property '{aliases.PATH}' must be the path of a queue or topic.")
     if len(found) == 1:
         return _Envelope(path)  # nearly always
     return _Envelope(

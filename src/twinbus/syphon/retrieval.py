@@ -73,7 +73,7 @@ class Retrieval:
             if not lane.fetchable(1) or not lane.is_allowed or lane.key in self._tasks or lane.deferring:
                 continue
             _, not_before = self._pauses.get(lane.key, (None, 0.0))
-            if now >= not_before and lane.circuit.may_try(now):
+            if now >= not_before and self._destinations.may_try(lane.circuit):
                 lane.is_fetching = True
                 task = self._tasks[lane.key] = asyncio.create_task(self._bring_back(lane))
                 task.add_done_callback(partial(self._ended, lane))

@@ -23,6 +23,10 @@ from ..send_records import SendRecords, now
 from .attempts import Aside, Link, sleep
 from .lines import Line, ReroutedError
 
+#: Seconds between two looks whether others of a session have arrived.
+TURN = 0.05
+#: For so many attempts of theirs they are waited for.
+MAX_TURNS = 3
 #: What the primary returns: sequence numbers, if something was scheduled.
 Numbers = list[int] | None
 
@@ -68,7 +72,7 @@ class Delivery:
         pauses: Pauses | None = None
         while True:
             routing = pairing.route(entity)
-            if routing.route is Route.BACKLOG or (session is not None and self._queue_of(session) is not None):
+            if routing.route is Route.BACKLOG or (session is not None and self._is_diverted(session)):
                 return self._divert(parcel, session, budget), None
             parcel.attempts += 1
             try:
@@ -208,18 +212,17 @@ class Delivery:
     def _divert(self, parcel: Parcel, session: str | None, budget: Budget) -> str:
         """Store it in a backlog queue, whose path is returned."""
         pairing = self._pairing
-        pinned = None if session is None else self._queue_of(session)
         pauses: Pauses | None = None
         failed: dict[int, BaseException] = {}
+        patience = MAX_TURNS * pairing.options.attempt_timeout
         while budget.left() > 0:
             index = self._choice.settled if session is None and not failed else None
             if index is None:
-                index = self._choose(session, pinned, failed)
+                index = self._choose(session, failed)
             if index is None:
                 break
-            parcel.attempts += 1
             try:
-                self._store(parcel, session, index, budget.for_backlog())
+                is_tried = self._store(parcel, session, index, budget.for_backlog())
             except Exception as error:
                 if retires_queue(error):
                     failed[index] = error
@@ -231,6 +234,12 @@ class Delivery:
                     raise
                 sleep(pause)
             else:
+                if not is_tried:
+                    patience -= TURN
+                    if patience < 0:
+                        break
+                    sleep(TURN)
+                    continue
                 queue = self._backlog[index].path
                 if pairing.events.has_listeners:
                     pairing.publish(Diverted(entity=self._path, queue=queue, count=len(parcel.message_ids)))
@@ -238,25 +247,34 @@ class Delivery:
         errors = pairing.retired_queues() | {self._backlog[index].path: error for index, error in failed.items()}
         raise BacklogUnavailableError(self._path, parcel.primary_error or self._entity.last_error, errors)
 
-    def _queue_of(self, session: str) -> int | None:
-        """The backlog queue in which the session has messages, where order within a session is kept."""
+    def _is_diverted(self, session: str) -> bool:
+        """Whether the session has messages in the backlog, where order within a session is kept."""
         sessions = self._pairing.diverted_sessions
-        return None if sessions is None else sessions.is_diverted(self._path, session)
+        return sessions is not None and sessions.is_diverted(self._path, session)
 
-    def _choose(self, session: str | None, pinned: int | None, failed: dict[int, BaseException]) -> int | None:
-        if pinned is not None:
+    def _choose(self, session: str | None, failed: dict[int, BaseException]) -> int | None:
+        sessions = self._pairing.diverted_sessions
+        if session is None or sessions is None:
+            return self._pairing.choose_queue(self._choice, failed)
+        queue = sessions.queue_of(self._path, session)
+        if queue is not None:
             # In another queue it could overtake those before it: rather nowhere than out of order.
-            return None if pinned in failed else pinned
-        return self._pairing.choose_queue(self._choice, failed, None if session is None else (self._path, session))
+            return None if queue in failed else queue
+        return self._pairing.choose_queue(self._choice, failed, (self._path, session))
 
-    def _store(self, parcel: Parcel, session: str | None, index: int, seconds: float) -> None:
+    def _store(self, parcel: Parcel, session: str | None, index: int, seconds: float) -> bool:
+        """Store it in a queue; false: others of its session are on their way to another one, and it has to wait."""
         line = self._backlog.get(index) or self._backlog_line(index)
         sessions = self._pairing.diverted_sessions
         if sessions is None or session is None:
+            parcel.attempts += 1
             line.deliver(self._to_backlog, (parcel, line), seconds, retires_queue, _always)
-            return
-        with sessions.diverting(self._path, [session], index):
-            line.deliver(self._to_backlog, (parcel, line), seconds, retires_queue, _always)
+            return True
+        with sessions.diverting(self._path, session, index) as may_go:
+            if may_go:
+                parcel.attempts += 1
+                line.deliver(self._to_backlog, (parcel, line), seconds, retires_queue, _always)
+            return may_go
 
     def _to_backlog(self, link: Link, load: tuple[Parcel, Line], seconds: float) -> Numbers:
         parcel, line = load

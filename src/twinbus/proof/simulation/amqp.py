@@ -76,6 +76,7 @@ class SimulatedConnection:
         wire.is_impatient = True
         wire.on_cut = self._cut
         self._lost_future: asyncio.Future[AmqpError] = wire.namespace.loop.create_future()
+        self.has_worked = False
         self._links: list[_Link | SimulatedManagement] = []
         self.error: AmqpError | None = None
 
@@ -135,7 +136,8 @@ class _Link:
         self._wire = wire
         self._on_end = on_end
         self._loop = wire.namespace.loop
-        self._told: dict[OnOutcome, None] = {}
+        #: Who waits for which answer.
+        self._told: dict[OnOutcome, asyncio.Future[Any]] = {}
 
     def check(self) -> None:
         if self.error is not None:
@@ -151,9 +153,10 @@ class _Link:
         if self.error is not None:
             return
         self.error = error
-        told, self._told = list(self._told), {}
+        told, self._told = self._told, {}
         self.pending = 0
-        for tell in told:
+        for tell, answer in told.items():
+            answer.cancel()
             tell(error)
         self._on_end(error)
 
@@ -161,15 +164,11 @@ class _Link:
         self, request: Request, act: Callable[[], Any], on_outcome: OnOutcome, subjects: Sequence[str] = ()
     ) -> None:
         self.pending += 1
-        self._told[on_outcome] = None
 
         def told(answer: asyncio.Future[Any]) -> None:
-            error = answer.exception()
             if on_outcome not in self._told:
-                # The link has ended, and it was told that; the answer came too late.
-                if error is None:
-                    self._doubt(subjects)
-                return
+                return  # the link has ended, and it was told that
+            error = answer.exception()
             if isinstance(error, DetachedError):
                 self.detached()
                 return
@@ -181,11 +180,8 @@ class _Link:
                 on_outcome(None if error is None else _lost(error))  # type: ignore[arg-type]
             self._answered()
 
-        self._wire.ask(request, self.path, act, subjects).add_done_callback(told)
-
-    def _doubt(self, subjects: Sequence[str]) -> None:
-        for message_id in subjects:
-            self._wire.namespace.doubt(message_id)
+        answer = self._told[on_outcome] = self._wire.ask(request, self.path, act, subjects)
+        answer.add_done_callback(told)
 
     def _answered(self) -> None:
         """The peer gave its word on something."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -231,7 +232,7 @@ class Wire:
     ) -> asyncio.Future[Any]:
         """Have the namespace do something; the future is its answer, a `RefusedError`, `DetachedError` or `CutError`.
 
-        `subjects` are the ids of the messages that it is about.
+        `subjects` are the ids of the messages that it is about. Whoever does not want the answer any more cancels it.
         """
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self.error is not None:
@@ -262,9 +263,9 @@ class Wire:
         elif weather is Weather.RESET_BEFORE:
             self.cut()
         elif weather is Weather.DETACH:
-            self._answer(entity, answer, DetachedError("detached"), None, ())
+            self._answer(entity, answer, DetachedError("detached"), None)
         elif weather in _REFUSALS:
-            self._answer(entity, answer, RefusedError(_REFUSALS[weather]), None, ())
+            self._answer(entity, answer, RefusedError(_REFUSALS[weather]), None)
         else:
             self._act(entity, act, subjects, answer, weather)
 
@@ -279,34 +280,25 @@ class Wire:
         try:
             result = act()
         except RefusedError as error:
-            self._answer(entity, answer, error, None, ())
+            self._answer(entity, answer, error, None)
             return
+        # It is done: whoever does not hear that, for whatever reason, may rightly do it again.
+        answer.add_done_callback(partial(self._doubt_unless_told, subjects))
         if weather is Weather.RESET_AFTER:
-            self._doubt(subjects)
             self.cut()
         elif weather is Weather.LOST_ANSWER:
-            self._doubt(subjects)
             self._say_nothing(answer)
         else:
-            self._answer(entity, answer, None, result, subjects)
+            self._answer(entity, answer, None, result)
 
-    def _answer(
-        self,
-        entity: str,
-        answer: asyncio.Future[Any],
-        error: Exception | None,
-        result: Any,
-        subjects: Sequence[str],
-    ) -> None:
+    def _answer(self, entity: str, answer: asyncio.Future[Any], error: Exception | None, result: Any) -> None:
         self._next_back = max(self._next_back + TICK, self._loop.time() + self.namespace.latency(entity))
-        self._loop.call_at(self._next_back, self._tell, answer, error, result, subjects)
+        self._loop.call_at(self._next_back, self._tell, answer, error, result)
 
-    def _tell(self, answer: asyncio.Future[Any], error: Exception | None, result: Any, subjects: Sequence[str]) -> None:
-        if self.error is not None or answer.done():
-            self._doubt(subjects)
-        elif error is not None:
+    def _tell(self, answer: asyncio.Future[Any], error: Exception | None, result: Any) -> None:
+        if error is not None:
             self._fail(answer, error)
-        else:
+        elif not answer.done():
             answer.set_result(result)
         self._pending.pop(answer, None)
 
@@ -329,9 +321,10 @@ class Wire:
         if not answer.done():
             self.fail(SilentError(f"nothing was answered within {PATIENCE:g} seconds"))
 
-    def _doubt(self, subjects: Sequence[str]) -> None:
-        for message_id in subjects:
-            self.namespace.doubt(message_id)
+    def _doubt_unless_told(self, subjects: Sequence[str], answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            for message_id in subjects:
+                self.namespace.doubt(message_id)
 
     @staticmethod
     def _fail(answer: asyncio.Future[Any], error: Exception) -> None:

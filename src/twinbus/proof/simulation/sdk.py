@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,6 +155,7 @@ class _Peeked(SimpleNamespace):
 
     application_properties: dict[bytes, Any]
     sequence_number: int
+    enqueued_time_utc: datetime
 
 
 class SimulatedReceiver(ServiceBusReceiver):
@@ -192,7 +193,8 @@ def _peeked(payload: bytes) -> _Peeked:
         for value in (sections.entry_value(raw),)
     }
     number = sections.entry_value(facts["x-opt-sequence-number"])
-    return _Peeked(application_properties=own, sequence_number=number)
+    stored = datetime.fromtimestamp(int(sections.entry_value(facts["x-opt-enqueued-time"])) / 1000, UTC)
+    return _Peeked(application_properties=own, sequence_number=number, enqueued_time_utc=stored)
 
 
 class SimulatedClient:
