@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.interop.node import install
+from tests.interop import node, older_sdk
 
 
 @pytest.fixture(scope="session")
@@ -13,4 +13,12 @@ def node_modules(request: pytest.FixtureRequest) -> Path:
     """The folder with the packages that the scripts use."""
     cache = request.config.cache
     assert cache is not None
-    return install(cache.mkdir("interop"))
+    return node.install(cache.mkdir("interop"))
+
+
+@pytest.fixture(scope="session")
+def older_python(request: pytest.FixtureRequest) -> Path:
+    """A Python with an older Service Bus SDK."""
+    cache = request.config.cache
+    assert cache is not None
+    return older_sdk.install(cache.mkdir("interop"))

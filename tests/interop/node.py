@@ -9,11 +9,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 HERE = Path(__file__).parent
-INSTALL_SECONDS = 120.0
+INSTALL_SECONDS = 300.0
 PATIENCE = 60.0
 
 
@@ -40,8 +42,10 @@ def install(cache: Path) -> Path:
 class Script:
     """A script that runs as long as the block, and tells what it sees."""
 
-    def __init__(self, modules: Path, name: str, *arguments: Any) -> None:
-        self._modules = modules
+    def __init__(
+        self, modules: Path, name: str, *arguments: Any, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._environment = {**os.environ, **environment, "NODE_PATH": str(modules)}
         self._command = ["node", str(HERE / name), *(json.dumps(argument) for argument in arguments)]
         self._process: asyncio.subprocess.Process
 
@@ -50,7 +54,7 @@ class Script:
             *self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "NODE_PATH": str(self._modules)},
+            env=self._environment,
         )
         return self
 

@@ -249,6 +249,7 @@ BY_CODE: dict[int, type[tuple[Any, ...]]] = {
 }
 _CODE = {kind: code for code, kind in BY_CODE.items()}
 _FRAME_BODIES = frozenset(kind for code, kind in BY_CODE.items() if code <= 0x18 or code >= 0x40)
+_WRITTEN_WHOLE = _FRAME_BODIES | {Error, Source, Target}
 
 # The type of each field, with a `!` where it is mandatory; a `value` may be of any type.
 _TYPES: dict[type, str] = {
@@ -385,11 +386,11 @@ def _typed(type_name: str, value: Any) -> Any:
 
 
 def described(performative: Any) -> Described:
-    """The performative as a described list, trailing empty fields left out."""
+    """The performative as a described list."""
     kind = type(performative)
     fields = [_typed(name, value) for name, value in zip(_COMPOSITE[kind].types, performative, strict=True)]
-    # A shortened error in a close, detach or rejected hangs some clients, so it is always written whole.
-    while fields and fields[-1] is None and kind is not Error:
+    # Older clients index into a frame's list without looking, and hang over a shortened error: these are written whole.
+    while fields and fields[-1] is None and kind not in _WRITTEN_WHOLE:
         fields.pop()
     return Described(ULong(_CODE[kind]), fields)
 

@@ -144,12 +144,12 @@ def _open(channel: Channel, attach: amqp.Attach, address: Address) -> None:
 
 def require(channel: Channel, path: str, *rights: Right) -> None:
     """Raise unless the connection's tokens give one of these rights."""
-    if not any(channel.connection.allows(path, right) for right in rights):
+    if not any(channel.connection.rights.allows(path, right) for right in rights):
         raise BrokerError(UNAUTHORIZED, missing_right(rights[0], path).message)
 
 
 def _open_coordinator(channel: Channel, attach: amqp.Attach) -> None:
-    if not channel.connection.is_trusted:
+    if not channel.connection.rights.is_trusted:
         raise BrokerError(UNAUTHORIZED, "A token must be shown before a link to the transaction coordinator.")
     link = CoordinatorLink(channel, attach)
     channel.links[attach.handle] = link
@@ -169,7 +169,7 @@ def _open_request_link(channel: Channel, attach: amqp.Attach, address: Address) 
         entity = namespace.entities.resolve(address.path) if address.path else None
         if entity is None:
             raise not_found(address.path or MANAGEMENT)
-        if not any(channel.connection.allows_management(entity.path, right) for right in Right):
+        if not any(channel.connection.rights.allows_management(entity.path, right) for right in Right):
             raise BrokerError(UNAUTHORIZED, missing_right(Right.LISTEN, entity.path).message)
         node = ManagementNode(namespace, entity)
     link: Link
@@ -289,13 +289,16 @@ def reply(channel: Channel, attach: amqp.Attach, **fields: Any) -> None:
 
 
 def _terminus(terminus: Any) -> Any:
-    """A source or target as we confirm it; the address must be the client's, to the letter."""
+    """A source or target as we confirm it: the client's address, to the letter, and of its filters the one we apply."""
     if isinstance(terminus, amqp.Source):
-        filters = terminus.filter if isinstance(terminus.filter, dict) else None
-        return amqp.Source(
-            terminus.address,
-            filter={Symbol(key): value for key, value in filters.items()} if filters else None,
-        )
+        filters = terminus.filter if isinstance(terminus.filter, dict) else {}
+        session = filters.get(SESSION_FILTER)
+        applied = {Symbol(SESSION_FILTER): session} if isinstance(session, str) else None
+        return amqp.Source(_address(terminus.address), filter=applied)
     if isinstance(terminus, amqp.Target):
-        return amqp.Target(terminus.address)
-    return terminus
+        return amqp.Target(_address(terminus.address))
+    return terminus if isinstance(terminus, amqp.Coordinator) else None
+
+
+def _address(address: Any) -> str | None:
+    return address if isinstance(address, str) else None

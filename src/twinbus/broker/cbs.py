@@ -53,5 +53,5 @@ class CbsNode:
             raise BrokerError(UNAUTHORIZED, error.message) from error
         if owner_of(audience) and self._namespace.entities.find(owner_of(audience)) is None:
             raise not_found(audience)
-        connection.remember_grant(audience.lower(), grant)
+        connection.trust(audience.lower(), grant)
         return Response(202, "Accepted")

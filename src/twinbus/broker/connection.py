@@ -1,4 +1,4 @@
-"""One AMQP connection of a client: protocol headers, SASL, frames in and out, and what it is allowed to do.
+"""One AMQP connection of a client: frames in and out, and how it begins and ends.
 
 Bytes come in through asyncio's protocol interface and leave coalesced, once per turn of the event loop.
 Anything malformed closes the connection with an AMQP error; the server goes on.
@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import (
-    AMQP_HEADER,
     EMPTY_FRAME,
     MIN_MAX_FRAME_SIZE,
-    SASL_HEADER,
     TYPE_AMQP,
-    TYPE_SASL,
     FramingError,
     frame,
     read_frequent,
     split_frames,
 )
 from twinbus.amqp.performatives import decode_performative
-from twinbus.amqp.types import Array, DecodeError, Symbol
+from twinbus.amqp.types import DecodeError
 
 from .channel import Channel
 from .errors import (
@@ -41,8 +38,10 @@ from .errors import (
     BrokerError,
 )
 from .faults import Kind
+from .greeting import Greeting
 from .links import Budget
-from .security import Grant, Right, Unauthorized
+from .rights import Rights
+from .security import Grant
 from .transactions import Transactions
 
 if TYPE_CHECKING:
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("twinbus.broker.connection")
 
-SASL_MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
-MAX_SASL_FRAME = 4096
-MAX_GRANTS = 5000
 HANDSHAKE_TIMEOUT = 60.0
 WRITE_HIGH_WATER = 1 << 20
 MAX_SHOWN = 100
@@ -71,7 +67,7 @@ class Connection(asyncio.Protocol):
         self.container = ""
         self.peer_max_frame_size = 4096
         self.channels: dict[int, Channel] = {}
-        self.grants: dict[str, Grant] = {}
+        self.rights = Rights(namespace.clock)
         self.budget = Budget()
         self.transactions = Transactions(namespace.store)
         self.frozen = False
@@ -84,9 +80,9 @@ class Connection(asyncio.Protocol):
         self._out_size = 0
         self._unflushed = False
         self._collecting = False
-        self._stage = self._read_header
+        self._greeting = Greeting(namespace)
+        self._stage = self._read_greeting
         self._opened = False
-        self._sasl_done = False
         self._peer_idle: float | None = None
         self._loop = asyncio.get_running_loop()
         self.opened_at = self.last_read = self.last_write = self.last_link = self._loop.time()
@@ -99,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self.namespace.connections.add(self)
+        self.namespace.newcomers.enter(self, self.reset)
         black = self.namespace.faults.standing(Kind.BLACKHOLE)
         if black is not None and self.freeze():
             black.fired += 1
@@ -123,6 +120,7 @@ class Connection(asyncio.Protocol):
         for channel in self.channels.values():
             channel.drop()
         self.channels.clear()
+        self.namespace.newcomers.leave(self)
         self.namespace.connection_ended(self)
 
     def pause_writing(self) -> None:
@@ -225,56 +223,18 @@ class Connection(asyncio.Protocol):
             logger.exception("a connection of %s failed", self.namespace.name)
             self.close(BrokerError("amqp:internal-error", "The namespace could not process the frame."))
 
-    def _read_header(self) -> bool:
-        if len(self._buffer) < 8:
+    def _read_greeting(self) -> bool:
+        greeting = self._greeting
+        answer = greeting.read(self._buffer)
+        if not answer:
             return False
-        header = bytes(self._buffer[:8])
-        del self._buffer[:8]
-        if header == SASL_HEADER and not self._sasl_done:
-            self.send(SASL_HEADER)
-            mechanisms = Array(0xA3, [Symbol(name) for name in SASL_MECHANISMS])
-            self.send(frame(0, amqp.SaslMechanisms(mechanisms), frame_type=TYPE_SASL))
-            self._stage = self._read_sasl
-        elif header == AMQP_HEADER and (self._sasl_done or not self.profile.enforces):
-            self.send(AMQP_HEADER)
-            self._stage = self._read_frames
-        else:
-            # Answer with the header we speak, then close: what the specification asks for.
-            self.send(SASL_HEADER)
+        self.send(answer)
+        if greeting.is_refused:
             self._finish()
-        return True
-
-    def _read_sasl(self) -> bool:
-        for frame_type, _, body in split_frames(self._buffer, MAX_SASL_FRAME):
-            if frame_type != TYPE_SASL:
-                raise FramingError("a SASL frame was expected")
-            init, _ = decode_performative(body, 0)
-            if not isinstance(init, amqp.SaslInit):
-                raise FramingError("a sasl-init was expected")
-            accepted = self._authenticate(init)
-            self.send(frame(0, amqp.SaslOutcome(0 if accepted else 1), frame_type=TYPE_SASL))
-            if not accepted:
-                self._finish()
-                return False
-            self._sasl_done = True
-            self._stage = self._read_header
-            return True
-        return False
-
-    def _authenticate(self, init: amqp.SaslInit) -> bool:
-        """ANONYMOUS and its like prove nothing and need not: a token does. PLAIN is a policy's name and key."""
-        if init.mechanism not in SASL_MECHANISMS:
-            return False
-        if init.mechanism != "PLAIN":
-            return True
-        parts = (init.initial_response or b"").split(b"\0")
-        if len(parts) != 3:
-            return False
-        try:
-            name, key = parts[1].decode(), parts[2].decode()
-            self.grants[""] = self.namespace.grant_for_key(name, key)
-        except (Unauthorized, UnicodeDecodeError):
-            return False
+        elif greeting.is_done:
+            self._stage = self._read_frames
+            if greeting.grant is not None:
+                self.trust("", greeting.grant)
         return True
 
     def _read_frames(self) -> bool:
@@ -331,6 +291,8 @@ class Connection(asyncio.Protocol):
         if self.profile.enforces:
             self._check_host(opened.hostname)
         self._opened = True
+        if not self.rights.is_trusted:
+            self.namespace.newcomers.enter(self, self.reset)
         self.container = opened.container_id
         self.peer_max_frame_size = min(size, self.profile.max_frame_size)
         if opened.idle_time_out:
@@ -400,32 +362,14 @@ class Connection(asyncio.Protocol):
 
     # ---- rights ----
 
-    def remember_grant(self, audience: str, grant: Grant) -> None:
-        """A token was accepted for an audience."""
-        if audience not in self.grants and len(self.grants) >= MAX_GRANTS:
-            raise BrokerError(NOT_ALLOWED, f"A connection can hold tokens for {MAX_GRANTS} audiences.")
-        self.grants[audience] = grant
-
-    def allows(self, path: str, right: Right) -> bool:
-        """Whether a token that is still good gives this right."""
-        now = self.namespace.clock()
-        return any(grant.expires_at > now and grant.allows(path, right) for grant in self.grants.values())
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether it has shown any token that is still good."""
-        now = self.namespace.clock()
-        return any(grant.expires_at > now for grant in self.grants.values())
-
-    def allows_management(self, path: str, right: Right) -> bool:
-        """The same for requests to an entity's management node, for which some clients bring a token of its own."""
-        return self.allows(f"{path}/$management", right)
+    def trust(self, audience: str, grant: Grant) -> None:
+        """It has shown what it may do."""
+        self.rights.remember(audience, grant)
+        self.namespace.newcomers.leave(self)
 
     def expire_tokens(self, path: str, error: BrokerError) -> None:
         """Forget the tokens that reach this path, and detach its links."""
-        for audience, grant in list(self.grants.items()):
-            if grant.covers(path) or grant.covers(f"{path}/$management"):
-                del self.grants[audience]
+        self.rights.forget(path)
         for channel in list(self.channels.values()):
             for link in list(channel.links.values()):
                 if link.path is not None and link.path.lower() == path.lower():

@@ -191,6 +191,9 @@ class Entities:
     def find(self, path: str) -> QueueEntity | TopicEntity | None:
         return self._by_path.get(path.strip("/").lower())
 
+    def __len__(self) -> int:
+        return len(self._by_path)
+
     def __iter__(self) -> Iterator[QueueEntity | TopicEntity]:
         return iter(self._by_path.values())
 

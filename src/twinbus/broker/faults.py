@@ -294,6 +294,7 @@ class Strike(NamedTuple):
 
 
 MISSED = Strike()
+_OF_CONNECTIONS = frozenset(Kind) - {Kind.DISABLE, Kind.FILL}
 
 
 class Faults:
@@ -390,3 +391,8 @@ class Faults:
             else:
                 by = one
         return Strike(delay, slowed_by, by)
+
+    def forwarding_refused(self, destination: str) -> errors.BrokerError | None:
+        """Why an entity takes nothing that is forwarded to it: only what it *is* counts, for there is no connection."""
+        by = self.strike(Operation.SEND, destination, _OF_CONNECTIONS).by
+        return None if by is None else by.fault.error()

@@ -133,6 +133,9 @@ class Forwarder:
         if node is None:
             raise not_found(self.target)
         node.require_active(Right.SEND)
+        refusal = node.queue.env.forwarding_refused(node.path)
+        if refusal is not None:
+            raise refusal
         node.queue.check([arrival])
         return node.queue
 

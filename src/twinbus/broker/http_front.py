@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from .newcomers import Newcomers
+
 logger = logging.getLogger("twinbus.broker.http")
 
 # Whoever has not finished the head of a first request by then is cut off; later requests are aiohttp's to bound.
@@ -20,8 +22,9 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class HttpFront:
     """Makes the protocols of HTTP connections."""
 
-    def __init__(self, handle: Handler) -> None:
+    def __init__(self, handle: Handler, newcomers: Newcomers) -> None:
         self._handle = handle
+        self._newcomers = newcomers
         self._server = web.Server(self._arrived, access_log=None, logger=cast(Any, _Quiet(logger, {})))
         self._silent: dict[object, asyncio.TimerHandle] = {}
 
@@ -30,16 +33,22 @@ class HttpFront:
         protocol = self._server()
         loop = asyncio.get_running_loop()
         self._silent[protocol] = loop.call_later(REQUEST_HEAD_TIMEOUT, self._give_up, protocol)
+        self._newcomers.enter(protocol, lambda: self._give_up(protocol))
         return protocol
 
     def _give_up(self, protocol: web.RequestHandler) -> None:
-        self._silent.pop(protocol, None)
+        self._admit(protocol)
         protocol.force_close()
 
-    async def _arrived(self, request: web.BaseRequest) -> web.StreamResponse:
-        timer = self._silent.pop(request.protocol, None)
+    def _admit(self, protocol: object) -> None:
+        """It is no longer waited for."""
+        self._newcomers.leave(protocol)
+        timer = self._silent.pop(protocol, None)
         if timer is not None:
             timer.cancel()
+
+    async def _arrived(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._admit(request.protocol)
         try:
             return await self._handle(request)
         except (web.HTTPException, ConnectionError):

@@ -67,6 +67,8 @@ class Environment:
     now_ms: Callable[[], int]
     delivers_pings: Callable[[], bool]
     watch_times: Callable[[Message], None]
+    #: The fault, if any, that refuses what is forwarded to an entity.
+    forwarding_refused: Callable[[str], BrokerError | None]
     tokens: TokenSource = field(default_factory=TokenSource)
 
 

@@ -30,7 +30,7 @@ from .security import Right
 if TYPE_CHECKING:
     from .channel import Channel
 
-_MASK = 0xFFFFFFFF
+MASK = 0xFFFFFFFF
 MAX_UNFINISHED = 32 << 20
 # Messages on their way out of the store by receive and delete: they exist in memory only.
 MAX_RESERVED = 256
@@ -149,7 +149,7 @@ class CreditedLink(Link):
         if done is None:
             return
         self.last_transfer = self.connection.last_read
-        self._delivery_count = (self._delivery_count + 1) & _MASK
+        self._delivery_count = (self._delivery_count + 1) & MASK
         self._credit -= 1
         if self._credit < 0 and self.connection.profile.enforces:
             self.channel.detach(self, BrokerError(TRANSFER_LIMIT, "A message was sent without link credit."))
@@ -245,7 +245,7 @@ class IncomingLink(CreditedLink):
         profile = self.connection.profile
         if profile.link_idle is not None and now - self.last_transfer > profile.link_idle:
             self.channel.detach(self, idle_too_long(self, "publisher", "AmqpMessagePublisher", profile.link_idle))
-        elif not self.connection.allows(self.node.path, Right.SEND):
+        elif not self.connection.rights.allows(self.node.path, Right.SEND):
             self.channel.detach(self, token_expired(self.node.path))
 
 
@@ -294,12 +294,13 @@ class OutgoingLink(Link):
         self._reserved -= 1
         if not self.attached:
             return
-        self._delivery_count = (self._delivery_count + 1) & _MASK
+        self._delivery_count = (self._delivery_count + 1) & MASK
         if fault is not None:
-            # The message has not left: it is there for the next receiver at once.
-            self.channel.detach(self, fault.error())
+            # The message has not left: it is there for the next receiver at once. A session takes its locks along when
+            # it is detached, so this comes first.
             if lock is not None:
                 self.queue.release(lock.token, lambda error: None)
+            self.channel.detach(self, fault.error())
             return
         if lock is None:
             self.channel.transfer(self, b"", None, message.encoded())
@@ -325,10 +326,7 @@ class OutgoingLink(Link):
     def on_flow(self, flow: amqp.Flow) -> None:
         self._last_active = self.connection.last_read
         if flow.link_credit is not None:
-            seen = flow.delivery_count if flow.delivery_count is not None else 0
-            credit = (seen + flow.link_credit - self._delivery_count) & _MASK
-            # A credit that looks negative was overtaken by deliveries under way.
-            credit = max(0, (credit if credit <= _MASK >> 1 else 0) - self._reserved)
+            credit = max(0, credit_left(flow, self._delivery_count) - self._reserved)
             # The same credit again, and nothing has come for it: a receive has waited in vain.
             is_renewed = 0 < credit == self._credit and not (flow.drain or flow.echo or self._reserved)
             self.queue.activity.polls += is_renewed and self._count_at_flow == self._delivery_count
@@ -347,7 +345,7 @@ class OutgoingLink(Link):
         if self._reserved:
             return
         self._draining = False
-        self._delivery_count = (self._delivery_count + self._credit) & _MASK
+        self._delivery_count = (self._delivery_count + self._credit) & MASK
         self._credit = 0
         self._tell_credit(drain=True)
 
@@ -356,7 +354,7 @@ class OutgoingLink(Link):
             self.handle,
             delivery_count=self._delivery_count,
             link_credit=self._credit,
-            available=min(self.queue.counters.active, _MASK),
+            available=min(self.queue.counters.active, MASK),
             drain=drain or None,
         )
 
@@ -410,12 +408,19 @@ class OutgoingLink(Link):
             self._last_active = now  # whoever waits for messages is not idle
         if idle is not None and now - self._last_active > idle:
             self.channel.detach(self, idle_too_long(self, "consumer", "AmqpMessageConsumer", idle))
-        elif not self.connection.allows(self.node.path, Right.LISTEN):
+        elif not self.connection.rights.allows(self.node.path, Right.LISTEN):
             self.channel.detach(self, token_expired(self.node.path))
 
     def drop(self) -> None:
         super().drop()
         self.queue.detach(self)
+
+
+def credit_left(flow: amqp.Flow, sent: int) -> int:
+    """What a client's flow allows, after `sent` deliveries. Numbers of AMQP start again at zero after the highest."""
+    credit = ((flow.delivery_count or 0) + (flow.link_credit or 0) - sent) & MASK
+    # A credit that looks negative was overtaken by deliveries under way.
+    return credit if credit <= MASK >> 1 else 0
 
 
 def idle_too_long(link: Link, role: str, kind: str, seconds: float) -> BrokerError:

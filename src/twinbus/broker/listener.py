@@ -14,11 +14,12 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
+from .newcomers import Newcomers
+
 logger = logging.getLogger("twinbus.broker.listener")
 
 TLS_HANDSHAKE = 0x16
 FIRST_BYTES_TIMEOUT = 30.0
-MAX_UNKNOWN = 1000  # connections that have not said anything yet
 BACKLOG = 1024
 ACCEPT_PAUSE = 0.5
 _LINGER_ZERO = struct.pack("ii", 1, 0)
@@ -29,9 +30,12 @@ Factory = Callable[[], asyncio.Protocol]
 class Switch(asyncio.Protocol):
     """Waits for the first bytes and puts the right protocol in its own place."""
 
-    def __init__(self, amqp: Factory, http: Factory) -> None:
+    def __init__(self, amqp: Factory, http: Factory, newcomers: Newcomers, newcomer: object) -> None:
+        """`newcomer` is who the connection was among the newcomers before it came here."""
         self._amqp = amqp
         self._http = http
+        self._newcomers = newcomers
+        self._newcomer = newcomer
         self._transport: asyncio.Transport | None = None
         self._start = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -39,6 +43,7 @@ class Switch(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._timer = asyncio.get_running_loop().call_later(FIRST_BYTES_TIMEOUT, self._transport.abort)
+        self._newcomers.enter(self._newcomer, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._start += data
@@ -47,12 +52,14 @@ class Switch(asyncio.Protocol):
         assert self._transport is not None
         assert self._timer is not None
         self._timer.cancel()
+        self._newcomers.leave(self._newcomer)
         protocol = self._amqp() if self._start.startswith(b"AMQP") else self._http()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(self._start)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._newcomers.leave(self._newcomer)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -68,6 +75,7 @@ class Listener:
         http: Factory,
         tls: Callable[[], ssl.SSLContext | None],
         arriving: Callable[[socket.socket], bool],
+        newcomers: Newcomers,
     ) -> None:
         """`arriving` sees each socket first and may keep it (a fault), by returning false."""
         self.host = host
@@ -76,6 +84,7 @@ class Listener:
         self._http = http
         self._tls = tls
         self._arriving = arriving
+        self._newcomers = newcomers
         self._socket: socket.socket | None = None
         self._kept: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
@@ -153,9 +162,7 @@ class Listener:
             accepted.setblocking(False)
             if accepted.family in (socket.AF_INET, socket.AF_INET6):
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if len(self._silent) >= MAX_UNKNOWN:
-                reset(accepted)
-            elif self._arriving(accepted):
+            if self._arriving(accepted):
                 self.serve(accepted)
 
     def _accept_again(self, listening: socket.socket) -> None:
@@ -167,10 +174,12 @@ class Listener:
         timer = self._loop.call_later(FIRST_BYTES_TIMEOUT, self._give_up, accepted)
         self._silent[accepted] = timer
         self._loop.add_reader(accepted.fileno(), self._peek, accepted)
+        self._newcomers.enter(accepted, lambda: self._give_up(accepted))
 
     def _forget(self, accepted: socket.socket) -> None:
         self._loop.remove_reader(accepted.fileno())
         self._silent.pop(accepted).cancel()
+        self._newcomers.leave(accepted)
 
     def _give_up(self, accepted: socket.socket) -> None:
         self._forget(accepted)
@@ -195,17 +204,25 @@ class Listener:
                 return
         task = self._loop.create_task(self._connect(accepted, context))
         self._tasks.add(task)
+        self._newcomers.enter(accepted, task.cancel)
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
         timeout = FIRST_BYTES_TIMEOUT if context is not None else None
         try:
             await self._loop.connect_accepted_socket(
-                lambda: Switch(self._amqp, self._http), accepted, ssl=context, ssl_handshake_timeout=timeout
+                lambda: Switch(self._amqp, self._http, self._newcomers, accepted),
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=timeout,
             )
         except (OSError, ssl.SSLError, ConnectionError) as error:
             logger.info("a connection ended before it began: %s", error)
+            self._newcomers.leave(accepted)
             accepted.close()
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
 
 
 def reset(connection: socket.socket) -> None:

@@ -179,7 +179,7 @@ class ManagementNode:
         if operation is None or not name.startswith(PREFIX):
             raise BrokerError(NOT_IMPLEMENTED, f"The operation '{name}' is not supported.")
         right, handler = operation
-        if not connection.allows_management(self._node.path, right):
+        if not connection.rights.allows_management(self._node.path, right):
             raise BrokerError(UNAUTHORIZED, missing_right(right, self._node.path).message)
         if not self._namespace.throttle.admits(1):
             raise self._namespace.throttle.busy()

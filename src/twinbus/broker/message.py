@@ -1,7 +1,7 @@
 """One message in the namespace: how it is read when it arrives and written when it leaves.
 
 What a sender wrote is kept as raw bytes. The namespace owns the header's delivery count, the delivery
-annotations and a few message annotations; everything else passes through untouched.
+annotations and a few message annotations; everything else passes through untouched, except decimals (`decimals`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from twinbus.amqp.encoding import encode
 from twinbus.amqp.frames import uint
 from twinbus.amqp.types import Long, Symbol, UInt
 
+from . import decimals
 from .errors import ARGUMENT_ERROR, NOT_ALLOWED, BrokerError
 from .schema import INSERT, INSERT_PLAIN, Change, State, message_key
 
@@ -268,7 +269,11 @@ class Arrival:
             properties = sections.list_section(sections.PROPERTIES, [encode(message_id), *raw[1:]])
         self.message_id = _checked("message id", message_id)
         if application:
-            sections.map_entries(application)
+            entries = sections.map_entries(application)
+            if decimals.DECIMAL128 in application:
+                application = sections.map_section(
+                    sections.APPLICATION_PROPERTIES, decimals.as_the_service_writes(entries)
+                )
         self.bare = properties + application + body
 
     @classmethod

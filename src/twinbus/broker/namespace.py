@@ -33,6 +33,7 @@ from .idle import idle_paths
 from .inbox import Environment
 from .links import IncomingLink, Link, OutgoingLink
 from .listener import Listener
+from .newcomers import Newcomers
 from .outage import Outage
 from .profile import PROFILES, Profile
 from .rules.descriptions import with_times
@@ -91,6 +92,7 @@ class Namespace:
         self.faults = Faults()
         self.deliver_pings = config.deliver_pings
         self.connections: set[Connection] = set()
+        self.newcomers = Newcomers()
         self.created_at = clock()
         self.certificate = certificate
         self._data = data
@@ -123,6 +125,7 @@ class Namespace:
                 lambda: int(self.clock() * 1000),
                 lambda: self.deliver_pings,
                 lambda message: self._timeline.watch(message),
+                self.faults.forwarding_refused,
             )
             self.entities = Entities(environment, self.config.max_message_size)
             self._timeline = Timeline(self.store, environment.now_ms, self.entities.queue_by_key)
@@ -157,7 +160,7 @@ class Namespace:
             max_message_size_in_kilobytes=self.config.max_message_size // 1024,
             clock=self.clock,
         )
-        self._http = HttpFront(self._handle_http)
+        self._http = HttpFront(self._handle_http, self.newcomers)
         ports = (self.config.port, self.config.administration_port)
         self._listeners = [
             Listener(
@@ -167,6 +170,7 @@ class Namespace:
                 self._http.protocol,
                 lambda: self._tls,
                 self.outage.arriving,
+                self.newcomers,
             )
             for port in ports
             if port is not None
@@ -279,6 +283,10 @@ class Namespace:
                     await self.entities.update(timed)
 
     # ---- what the administration API asks ----
+
+    @property
+    def entity_count(self) -> int:
+        return len(self.entities)
 
     def find(self, path: str) -> QueueEntity | TopicEntity | None:
         return self.entities.find(path)

@@ -24,10 +24,9 @@ def apply_outcome(queue: Queue, token: bytes, state: Any, done: Done) -> None:
         changed = {str(key): value for key, value in changed.items()} if changed else None
         if state.undeliverable_here:
             queue.defer(token, changed, done)
-        elif state.delivery_failed:
-            queue.abandon(token, changed, done)
         else:
-            queue.release(token, done)
+            # Also without `delivery_failed`: the SDKs for .NET and JavaScript abandon without saying it.
+            queue.abandon(token, changed, done)
     elif isinstance(state, amqp.Rejected):
         info = state.error.info if isinstance(state.error, amqp.Error) else None
         queue.dead_letter_locked(token, {str(key): value for key, value in (info or {}).items()}, done)

@@ -128,7 +128,8 @@ class Queue(Inbox):
 
     def lock(self, message: Message, holder: Receiver, now: int, deferred: bool = False) -> Lock:
         """Lock a message for the queue's lock duration."""
-        lock = Lock(self.env.tokens.take(), message, now + self.limits.lock_ms, holder, deferred)
+        # Nobody asks who holds it, and a lock outlives the connection of its receiver: that must not stay with it.
+        lock = Lock(self.env.tokens.take(), message, now + self.limits.lock_ms, None, deferred)
         self._held.add(message.sequence)
         self._locks.add(lock, timed=True)
         self._set_timer(lock.locked_until)

@@ -22,7 +22,7 @@ from .errors import (
 )
 from .faults import Fault, Kind, Operation
 from .gates import Gate
-from .links import CreditedLink, Link, idle_too_long, token_expired
+from .links import MASK, CreditedLink, Link, credit_left, idle_too_long, token_expired
 from .security import Right
 
 if TYPE_CHECKING:
@@ -134,11 +134,10 @@ class ResponseLink(Link):
 
     def on_flow(self, flow: amqp.Flow) -> None:
         if flow.link_credit is not None:
-            seen = flow.delivery_count or 0
-            self._credit = max(0, seen + flow.link_credit - self._delivery_count)
+            self._credit = credit_left(flow, self._delivery_count)
         self.wake()
         if flow.drain:
-            self._delivery_count += self._credit
+            self._delivery_count = (self._delivery_count + self._credit) & MASK
             self._credit = 0
         if flow.drain or flow.echo:
             self.channel.link_flow(
@@ -165,7 +164,7 @@ class ResponseLink(Link):
 
     def _transfer(self, payload: bytes) -> None:
         self._credit -= 1
-        self._delivery_count += 1
+        self._delivery_count = (self._delivery_count + 1) & MASK
         self.channel.transfer(self, self._delivery_count.to_bytes(4, "big"), None, payload)
 
 
@@ -240,7 +239,7 @@ class RequestLink(CreditedLink):
         idle = self.connection.profile.link_idle
         if idle is not None and now - self.last_transfer > idle:
             self._detach_both(idle_too_long(self, "management", "AmqpControlProtocolClient", idle))
-        elif not any(self.connection.allows_management(self.path, right) for right in Right):
+        elif not any(self.connection.rights.allows_management(self.path, right) for right in Right):
             self._detach_both(token_expired(self.path))
 
     def _detach_both(self, error: BrokerError) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from .certificate import given_certificate
 from .config import Config
 from .control import Control
+from .file_limit import raise_file_limit
 from .namespace import LOOPBACK, Namespace
 from .store import Durability
 
@@ -23,6 +24,7 @@ class Server:
 
     async def __aenter__(self) -> Server:
         """Start everything, or nothing: raises what a namespace raises that could not start."""
+        raise_file_limit()
         config = self._config
         given = given_certificate(config.certificate, config.key) if config.certificate is not None else None
         try:

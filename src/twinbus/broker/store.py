@@ -30,11 +30,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from .filelock import lock_folder
+from .grouping import Counters, count, sorted_out
 from .schema import (
     COUNT,
     COUNTED,
-    INSERT,
-    INSERT_PLAIN,
     RESERVE,
     SCHEMA_VERSION,
     TABLES,
@@ -82,44 +81,10 @@ class StoreError(Exception):
 
 
 Done = Callable[[StoreError | None], None]
-Rows = list[tuple[object, ...]]
 
 
 # Changes that are stored together, who is told, and how many bytes they hold. A plain tuple: every message makes one.
 Unit = tuple[Sequence[Change], Done, int]
-
-
-def _sorted_out(group: list[Unit]) -> tuple[dict[str, Rows], list[tuple[str, Rows]], dict[int, list[int]]]:
-    """New messages, the other changes in order with equal statements together, and what they do to the counters."""
-    inserts: dict[str, Rows] = {INSERT_PLAIN: [], INSERT: []}
-    others: list[tuple[str, Rows]] = []
-    counters: dict[int, list[int]] = {}
-    for changes, _, _ in group:
-        for sql, parameters, key, active, deferred, scheduled, size, last in changes:
-            if sql in inserts:
-                inserts[sql].append(parameters)
-            elif others and others[-1][0] is sql:
-                others[-1][1].append(parameters)
-            else:
-                others.append((sql, [parameters]))
-            if key >= 0:
-                _count(counters, key, active, deferred, scheduled, size, last)
-    return inserts, others, counters
-
-
-def _count(
-    counters: dict[int, list[int]], key: int, active: int, deferred: int, scheduled: int, size: int, last: int
-) -> None:
-    counts = counters.get(key)
-    if counts is None:
-        counters[key] = [active, deferred, scheduled, size, last]
-        return
-    counts[0] += active
-    counts[1] += deferred
-    counts[2] += scheduled
-    counts[3] += size
-    if last > counts[4]:
-        counts[4] = last
 
 
 def _tell(done: Done, error: StoreError | None) -> None:
@@ -150,7 +115,7 @@ class Store:
         self._slow_until = 0.0
         self._logged = 0
         #: What has changed since the counters in the database were true, and how far sequence numbers are set aside.
-        self._counters: dict[int, list[int]] = {}
+        self._counters: Counters = {}
         self._reserved: dict[int, int] = {}
         self._pressed: list[Callable[[], None]] = []
         self._waiting: list[Unit] = []
@@ -399,13 +364,13 @@ class Store:
                 connection.execute(sql, parameters)
             elif counts[-1] <= self._reserved.get(key, 0):
                 connection.execute(sql, parameters)  # a transaction by itself
-                _count(self._counters, key, *counts)
+                count(self._counters, key, *counts)
             else:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(sql, parameters)
                 self._commit({key: counts})
         else:
-            inserts, others, counters = _sorted_out(group)
+            inserts, others, counters = sorted_out(changes for changes, _, _ in group)
             if not others and not any(inserts.values()):
                 return
             connection.execute("BEGIN IMMEDIATE")
@@ -416,7 +381,7 @@ class Store:
             self._commit(counters)
         self._logged += COMMIT_BYTES + sum(size or CHANGE_BYTES * len(changes) for changes, _, size in group)
 
-    def _commit(self, counters: dict[int, list[int]]) -> None:
+    def _commit(self, counters: Counters) -> None:
         """Commit, with sequence numbers set aside where they have run out; only then has anything been counted."""
         ahead = {
             key: counts[-1] + RESERVED for key, counts in counters.items() if counts[-1] > self._reserved.get(key, 0)
@@ -425,7 +390,7 @@ class Store:
         self._writer_connection.execute("COMMIT")
         self._reserved |= ahead
         for key, counts in counters.items():
-            _count(self._counters, key, *counts)
+            count(self._counters, key, *counts)
 
     def _write_counters(self) -> None:
         """The messages need not be counted at the next start: nothing is going to change any more."""

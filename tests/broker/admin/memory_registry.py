@@ -50,6 +50,10 @@ class MemoryRegistry:
     def find(self, path: str) -> MemoryQueue | MemoryTopic | None:
         return self._entities.get(path.lower())
 
+    @property
+    def entity_count(self) -> int:
+        return len(self._entities)
+
     def queues(self) -> Sequence[MemoryQueue]:
         return [entity for _, entity in sorted(self._entities.items()) if isinstance(entity, MemoryQueue)]
 

@@ -15,7 +15,7 @@ from azure.servicebus.exceptions import ServiceBusError
 from tests.broker.contract.bus import Bus, peek, receive, texts, until
 from tests.broker.wire import async_administration
 
-from twinbus.broker import QueueDescription, SubscriptionDescription, TopicDescription
+from twinbus.broker import Fault, Kind, QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.broker.bounds import EntityStatus
 from twinbus.broker.descriptions import InvalidDescription
 from twinbus.broker.durations import TICKS_PER_SECOND
@@ -218,6 +218,20 @@ async def test_a_queue_with_sessions_forwards_session_by_session(bus: Bus) -> No
     await until(lambda: bus.broker_queue(target).counters.active == 12)
     assert bus.broker_queue(source).counters.active == 0
     assert texts(await received(bus, target, 4, session_id="1")) == ["1-1", "1-4", "1-7", "1-10"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(Kind.FILL, "DestinationQuotaExceeded"), (Kind.DISABLE, "ForwardingFailed")]
+)
+async def test_a_fault_of_the_destination_strikes_what_is_forwarded(bus: Bus, kind: Kind, reason: str) -> None:
+    source, destination = await chain(bus, 2)
+    fault = bus.namespace.faults.add(Fault(kind, entity=destination))
+    await send(bus, source, "stranded")
+    [stranded] = await received(bus, source, sub_queue="transferdeadletter")
+    assert (stranded.dead_letter_reason, fault.fired) == (reason, 1)
+    bus.namespace.faults.remove(fault.id)
+    await send(bus, source, "delivered")
+    assert texts(await received(bus, destination)) == ["delivered"]
 
 
 async def test_messages_that_wait_to_be_forwarded_count_as_transferred(

@@ -7,6 +7,7 @@ import gc
 import socket
 import time
 import weakref
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,6 +20,7 @@ from tests.broker.raw_client import encoded_message
 
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import frame
+from twinbus.amqp.types import Described, ULong
 from twinbus.broker import Namespace, QueueDescription, links
 from twinbus.broker import connection as connection_module
 from twinbus.broker.connection import WRITE_HIGH_WATER, Connection
@@ -169,6 +171,7 @@ async def test_outcomes_for_four_billion_deliveries_take_no_time(namespace: Name
         assert time.monotonic() - started < 20
 
 
+@pytest.mark.parametrize("address", [QUEUE, "$cbs"])
 @pytest.mark.parametrize(
     "flow",
     [
@@ -179,13 +182,33 @@ async def test_outcomes_for_four_billion_deliveries_take_no_time(namespace: Name
         FLOW._replace(handle=0, link_credit=0xFFFFFFFF, available=0xFFFFFFFF, drain=True, echo=True),
     ],
 )
-async def test_flows_with_absurd_numbers_do_no_harm(namespace: Namespace, flow: amqp.Flow) -> None:
+async def test_flows_with_absurd_numbers_do_no_harm(namespace: Namespace, address: str, flow: amqp.Flow) -> None:
     async with Peer(namespace) as peer:
         await peer.open()
         await peer.begin()
-        await peer.attach_receiver(QUEUE)
-        peer.send(flow, flow, FLOW._replace(echo=True))
-        await peer.expect(amqp.Flow)
+        await peer.attach_receiver(address)
+        peer.send(flow, flow, FLOW._replace(handle=0, link_credit=0, delivery_count=0xFFFFFFFF, drain=True))
+        peer.send(amqp.Detach(0, closed=True))
+        await peer.expect(amqp.Detach)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"source": amqp.Source("x", filter={"grüße": "x", 7: "y", "com.microsoft:session-filter": ULong(1 << 63)})},
+        {"source": amqp.Source(ULong((1 << 64) - 1))},
+        {"source": Described(ULong(0x77), ULong((1 << 64) - 1))},
+    ],
+    ids=["filters", "address", "kind"],
+)
+async def test_an_odd_source_of_a_sender_is_not_repeated_to_it(namespace: Namespace, odd: dict[str, Any]) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        peer.send(sender_attach(QUEUE)._replace(**odd))
+        answer = await peer.expect(amqp.Attach)
+        assert answer.target == amqp.Target(QUEUE)
+        assert answer.source in (None, amqp.Source("x"), amqp.Source(None))
 
 
 @pytest.mark.parametrize("deletes", [False, True], ids=["peek-lock", "receive-and-delete"])
@@ -248,6 +271,21 @@ async def test_answers_without_credit_are_kept_up_to_a_bound(namespace: Namespac
             peer.write(frame(0, amqp.Transfer(0, 0, b"0", 0, True, False), b"\x00\x53\x77\x40"))
             await asyncio.sleep(0)
         assert await peer.close_error() in ("amqp:resource-limit-exceeded", "amqp:not-allowed")
+
+
+async def test_a_lock_outlives_its_connection_and_does_not_keep_it(namespace: Namespace, full_queue: str) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_receiver(full_queue)
+        peer.send(FLOW._replace(handle=0, delivery_count=0, link_credit=3))
+        for _ in range(3):
+            await peer.expect(amqp.Transfer)
+        reference = weakref.ref(await connection_of(namespace, peer))
+    await until(lambda: gc.collect() >= 0 and reference() is None)
+    entity = namespace.find(full_queue)
+    assert entity is not None
+    assert len(entity.queue._locks) == 3
 
 
 async def test_nothing_of_many_broken_connections_is_left(namespace: Namespace, well_behaved: ServiceBusSender) -> None:

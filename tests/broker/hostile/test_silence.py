@@ -22,7 +22,7 @@ from tests.broker.frame_peer import Ended, Peer
 from tests.broker.hostile.conftest import QUEUE
 
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER
-from twinbus.broker import DEFAULT, Namespace, QueueDescription, connection, http_front, listener
+from twinbus.broker import DEFAULT, Namespace, QueueDescription, connection, http_front, listener, newcomers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,7 +38,7 @@ async def impatient(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[N
         patch.setattr(listener, "FIRST_BYTES_TIMEOUT", MOMENT)
         patch.setattr(connection, "HANDSHAKE_TIMEOUT", MOMENT)
         patch.setattr(http_front, "REQUEST_HEAD_TIMEOUT", MOMENT)
-        patch.setattr(listener, "MAX_UNKNOWN", 20)
+        patch.setattr(newcomers, "MOST", 20)
         profile = replace(DEFAULT, link_idle=1.0)  # so that it looks at its connections often
         folder: Path = tmp_path_factory.mktemp("tls")
         async with Namespace("contoso", profile=profile, certificate_folder=folder) as running:

@@ -84,6 +84,11 @@ class Registry(Protocol):
     @property
     def created_at(self) -> float: ...
 
+    @property
+    def entity_count(self) -> int:
+        """How many queues and topics there are."""
+        ...
+
     def find(self, path: str) -> QueueView | TopicView | None: ...
 
     def queues(self) -> Sequence[QueueView]:

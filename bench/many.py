@@ -1,0 +1,260 @@
+"""Many of everything: `make bench-many`. 10,000 entities, 5,000 idle connections, a flood, 1,000 subscriptions.
+
+Against one real `twinbus serve` process, of which it tells the memory, the CPU and how long things take. `QUICK=1` does
+a tenth. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from raw import RawClient, encoded_messages, transfers
+from subscriptions import fan_out
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
+from twinbus.broker.security import ConnectionString, sign
+
+SCALE = 10 if os.environ.get("QUICK") else 1
+ENTITIES = 10_000 // SCALE
+CONNECTIONS = 5_000 // SCALE
+FLOOD = 3_000 // SCALE
+IDLE_SECONDS = 30 if SCALE == 1 else 5
+SENDS = 200
+GOOD = 50  # connections that mean it, in the flood
+AT_ONCE = 100  # requests, and connections that are being opened
+PATIENCE = 120.0
+TICKS = os.sysconf("SC_CLK_TCK")
+WINDOW = 0x7FFFFFFF
+QUEUE = "<entry xmlns='http://www.w3.org/2005/Atom'><content><QueueDescription xmlns='{}'/></content></entry>".format(
+    "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+)
+
+
+class Served:
+    """A `twinbus serve` process that can be started again on the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "twinbus", "serve", "--json", "--namespace", "many=0"]
+        self._command = [*command, "--data", str(folder), "--durability", "normal"]
+
+    def start(self) -> float:
+        """Serve; the seconds until it was ready."""
+        started = time.perf_counter()
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline())
+        self.connection_string: str = ready["namespaces"]["many"]["connection_string"]
+        self.address = ConnectionString.parse(self.connection_string)
+        return time.perf_counter() - started
+
+    def stop(self) -> float:
+        """The seconds until it was gone."""
+        started = time.perf_counter()
+        self.process.terminate()
+        self.process.wait(PATIENCE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return time.perf_counter() - started
+
+    def memory(self) -> float:
+        """Resident megabytes."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def cpu(self) -> float:
+        """CPU seconds, all threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def send_times(client: RawClient) -> list[float]:
+    """How long each of some sends takes, one after the other."""
+    frames = transfers(encoded_messages(1, 1024))
+    times = []
+    for _ in range(SENDS):
+        started = time.perf_counter()
+        client.send(frames, 1)
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def milliseconds(times: list[float]) -> tuple[float, float]:
+    """The median and the 99th percentile."""
+    return statistics.median(times) * 1000, statistics.quantiles(times, n=100)[98] * 1000
+
+
+async def create_entities(served: Served) -> float:
+    """Queues over the administration API; the seconds it took."""
+    address = served.address
+    token = sign(f"http://{address.host}", address.policy_name, address.key, time.time() + 3600)
+    limit = asyncio.Semaphore(AT_ONCE)
+    base = f"http://{address.host}:{address.port}"
+    async with aiohttp.ClientSession(headers={"Authorization": token}) as session:
+
+        async def create(number: int) -> None:
+            async with limit, session.put(f"{base}/queue-{number}", data=QUEUE) as answer:
+                if answer.status != 201:
+                    raise RuntimeError(f"queue {number} was not created: {answer.status}")
+
+        started = time.perf_counter()
+        await asyncio.gather(*(create(number) for number in range(ENTITIES)))
+        return time.perf_counter() - started
+
+
+async def connect(served: Served, number: int, stack: AsyncExitStack, limit: asyncio.Semaphore) -> None:
+    """A connection with a receiver that waits, each on another queue, as the SDK makes one."""
+    address = served.address
+    key = f"\0{address.policy_name}\0{address.key}".encode()
+    queue = f"queue-{number % ENTITIES}"
+    attach = amqp.Attach("link", 0, amqp.ROLE_RECEIVER, 0, 1, amqp.Source(queue), amqp.Target("bench"))
+    hello = b"".join(
+        (
+            SASL_HEADER,
+            frame(0, amqp.SaslInit("PLAIN", key), frame_type=TYPE_SASL),
+            AMQP_HEADER,
+            frame(0, amqp.Open(f"idle-{number}", address.host)),
+            frame(0, amqp.Begin(None, 0, WINDOW, WINDOW)),
+            frame(0, attach),
+            frame(0, amqp.Flow(0, WINDOW, 0, WINDOW, 0, 0, 10, echo=True)),
+        )
+    )
+    async with limit:
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        stack.callback(_abort, writer)
+        writer.write(hello)
+        async with asyncio.timeout(PATIENCE):
+            seen = b""
+            while b"\x00\x53\x12" not in seen or b"\x00\x53\x13" not in seen:  # attached, and told its credit
+                data = await reader.read(1 << 16)
+                if not data:
+                    raise RuntimeError(f"connection {number} was closed")
+                seen += data
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    """A function, so that something holds the writer: one that nobody holds closes its connection."""
+    writer.transport.abort()
+
+
+async def hold_connections(served: Served, client: RawClient, result: dict[str, Any]) -> None:
+    """Idle connections: what they cost, and what a send takes meanwhile."""
+    before = served.memory()
+    limit = asyncio.Semaphore(AT_ONCE)
+    async with AsyncExitStack() as stack:
+        started, cpu = time.perf_counter(), served.cpu()
+        await asyncio.gather(*(connect(served, number, stack, limit) for number in range(1, CONNECTIONS + 1)))
+        result["connect_seconds"] = time.perf_counter() - started
+        result["connect_cpu_ms_each"] = (served.cpu() - cpu) / CONNECTIONS * 1000
+        result["connections_mb"] = served.memory()
+        result["connection_kb_each"] = (served.memory() - before) / CONNECTIONS * 1024
+        cpu = served.cpu()
+        await asyncio.sleep(IDLE_SECONDS)
+        result["idle_cpu_percent"] = (served.cpu() - cpu) / IDLE_SECONDS * 100
+        times = await asyncio.to_thread(send_times, client)
+        result["send_ms_with_connections"], result["send_p99_ms_with_connections"] = milliseconds(times)
+    result["connections"] = CONNECTIONS
+    print(
+        f"{CONNECTIONS:,} connections, each with a receiver: opened in {result['connect_seconds']:.1f} s,"
+        f" {result['connection_kb_each']:.1f} KB and {result['connect_cpu_ms_each']:.2f} ms of CPU each;"
+        f" idle they take {result['idle_cpu_percent']:.1f} % of a core"
+    )
+
+
+async def half_open(served: Served, counter: list[int]) -> None:
+    """Comes, says half of what it should, and comes again when it is cut."""
+    address = served.address
+    while True:
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            counter[0] += 1
+            try:
+                writer.write(SASL_HEADER)
+                while await reader.read(1 << 16):
+                    pass
+            finally:
+                writer.transport.abort()
+        await asyncio.sleep(0.5)
+
+
+async def flood(served: Served, client: RawClient, result: dict[str, Any]) -> None:
+    """Half-open connections in greater number than a namespace keeps: what others notice."""
+    counter = [0]
+    tasks = [asyncio.create_task(half_open(served, counter)) for _ in range(FLOOD)]
+    try:
+        await asyncio.sleep(5)
+        came = counter[0]
+        times = await asyncio.to_thread(send_times, client)
+        result["send_ms_in_flood"], result["send_p99_ms_in_flood"] = milliseconds(times)
+        opened = []
+        async with AsyncExitStack() as stack:
+            for number in range(1, GOOD + 1):
+                started = time.perf_counter()
+                await connect(served, number, stack, asyncio.Semaphore())
+                opened.append(time.perf_counter() - started)
+        result["connect_ms_in_flood"], result["connect_p99_ms_in_flood"] = milliseconds(opened)
+        result["flood_mb"] = served.memory()
+        result["flood_came"] = counter[0]
+        if counter[0] == came and SCALE == 1:
+            raise RuntimeError("the flood ebbed before it was measured")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    result["flood"] = FLOOD
+    print(
+        f"{FLOOD:,} half-open connections that come again when they are cut ({result['flood_came']:,} came):"
+        f" a send takes {result['send_ms_in_flood']:.2f} ms (99 %: {result['send_p99_ms_in_flood']:.2f}), a new"
+        f" connection {result['connect_ms_in_flood']:.1f} ms (99 %: {result['connect_p99_ms_in_flood']:.1f}),"
+        f" {result['flood_mb']:.1f} MB resident"
+    )
+
+
+def main() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    result: dict[str, Any] = {"entities": ENTITIES}
+    with tempfile.TemporaryDirectory(prefix="twinbus-many-") as name:
+        served = Served(Path(name))
+        result["start_empty_seconds"] = served.start()
+        try:
+            result["empty_mb"] = served.memory()
+            result["start_empty_cpu_seconds"] = cpu = served.cpu()
+            result["create_seconds"] = asyncio.run(create_entities(served))
+            result["create_cpu_ms_each"] = (served.cpu() - cpu) / ENTITIES * 1000
+            result["stop_seconds"] = served.stop()
+            result["start_seconds"] = served.start()
+            result["start_cpu_seconds"] = served.cpu()
+            result["entities_mb"] = served.memory()
+            print(
+                f"{ENTITIES:,} queues: created in {result['create_seconds']:.1f} s"
+                f" ({result['create_cpu_ms_each']:.2f} ms of CPU each); started with them in"
+                f" {result['start_seconds']:.2f} s (empty: {result['start_empty_seconds']:.2f} s) and"
+                f" {result['start_cpu_seconds']:.2f} s of CPU (empty: {result['start_empty_cpu_seconds']:.2f} s),"
+                f" {result['entities_mb']:.1f} MB resident (empty: {result['empty_mb']:.1f} MB)"
+            )
+            with RawClient(served.connection_string) as client:
+                client.attach_sender("queue-0")
+                result["send_ms"], result["send_p99_ms"] = milliseconds(send_times(client))
+                asyncio.run(hold_connections(served, client, result))
+                asyncio.run(flood(served, client, result))
+        finally:
+            served.stop()
+    result |= fan_out(SCALE)
+    print(json.dumps({key: round(value, 3) for key, value in result.items()}))
+
+
+if __name__ == "__main__":
+    main()

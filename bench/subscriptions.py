@@ -1,0 +1,52 @@
+"""What a publish costs with many subscriptions: `make bench-many` ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+from raw import RawClient, encoded_messages, transfers
+
+from twinbus.broker import SubscriptionDescription, TopicDescription
+from twinbus.broker.background import NamespaceThread
+from twinbus.broker.namespace import Namespace
+from twinbus.broker.rules.descriptions import FilterKind, RuleDescription, Sql
+
+SUBSCRIPTIONS = (1, 10, 100, 1000)
+ROUNDS = 5
+#: Copies that are made in one measurement, whatever the number of subscriptions.
+COPIES = 10_000
+RULE = RuleDescription("red", Sql("color = 'red' OR sys.Label IS NULL"), FilterKind.SQL, None, 0.0)
+
+
+async def _create(namespace: Namespace) -> None:
+    for count in SUBSCRIPTIONS:
+        await namespace.create(TopicDescription(f"to-{count}", max_size_in_megabytes=5120))
+        for number in range(count):
+            subscription = SubscriptionDescription(f"to-{count}", f"s{number}")
+            await namespace.create_subscription(replace(subscription, rules=(RULE,)) if number % 2 else subscription)
+
+
+def fan_out(scale: int) -> dict[str, Any]:
+    """Microseconds for each copy of a published message, by the number of subscriptions; half have a SQL rule."""
+    found: dict[int, list[float]] = {count: [] for count in SUBSCRIPTIONS}
+    with NamespaceThread(lambda: Namespace("many")) as served:
+        served.run(asyncio.wait_for(_create(served.namespace), 50))
+        for _ in range(ROUNDS):
+            for count in SUBSCRIPTIONS:
+                messages = max(1, COPIES // scale // count)
+                frames = transfers(encoded_messages(messages, 1024))
+                with RawClient(served.connection_string) as client:
+                    client.attach_sender(f"to-{count}")
+                    started = time.perf_counter()
+                    client.send(frames, messages)
+                    found[count].append((time.perf_counter() - started) / messages / count * 1e6)
+    each = {count: statistics.median(times) for count, times in found.items()}
+    for count, microseconds in each.items():
+        print(f"{count:>5,} subscriptions: {microseconds:6.1f} µs for each copy of a message")
+    ratio = each[1000] / each[100]
+    print(f"a copy to one of 1,000 over one to one of 100: {ratio:.2f}")
+    return {f"copy_us_{count}": each[count] for count in SUBSCRIPTIONS} | {"copy_1000_over_100": ratio}

@@ -1,0 +1,92 @@
+"""What a client says before its first AMQP frame: a protocol header, SASL, and the header of AMQP itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, FramingError, frame, split_frames
+from twinbus.amqp.performatives import decode_performative
+from twinbus.amqp.types import Array, Symbol
+
+from .security import Grant, Unauthorized
+
+if TYPE_CHECKING:
+    from .namespace import Namespace
+
+MECHANISMS = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL")
+MAX_SASL_FRAME = 4096
+HEADER_BYTES = 8
+_OFFER = frame(0, amqp.SaslMechanisms(Array(0xA3, [Symbol(name) for name in MECHANISMS])), frame_type=TYPE_SASL)
+_ACCEPTED, _REFUSED = (frame(0, amqp.SaslOutcome(code), frame_type=TYPE_SASL) for code in (0, 1))
+
+
+class Greeting:
+    """Reads the greeting of one connection, a step at a time.
+
+    `is_done` when AMQP frames follow, `is_refused` when the connection is to be closed; `grant` is what SASL earned.
+    """
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._in_sasl = False
+        self._is_authenticated = False
+        self.is_done = False
+        self.is_refused = False
+        self.grant: Grant | None = None
+
+    def read(self, buffer: bytearray) -> bytes:
+        """Take the next step out of the buffer; what to answer, or nothing if more must be read first.
+
+        Raises `FramingError` or `DecodeError` for what is no greeting.
+        """
+        return self._read_sasl(buffer) if self._in_sasl else self._read_header(buffer)
+
+    def _read_header(self, buffer: bytearray) -> bytes:
+        if len(buffer) < HEADER_BYTES:
+            return b""
+        header = bytes(buffer[:HEADER_BYTES])
+        del buffer[:HEADER_BYTES]
+        if header == SASL_HEADER and not self._is_authenticated:
+            self._in_sasl = True
+            return SASL_HEADER + _OFFER
+        if header == AMQP_HEADER and (self._is_authenticated or not self._namespace.profile.enforces):
+            self.is_done = True
+            return AMQP_HEADER
+        # Answer with the header we speak, then close: what the specification asks for.
+        self.is_refused = True
+        return SASL_HEADER
+
+    def _read_sasl(self, buffer: bytearray) -> bytes:
+        for frame_type, _, body in split_frames(buffer, MAX_SASL_FRAME):
+            if frame_type != TYPE_SASL:
+                raise FramingError("a SASL frame was expected")
+            init, _ = decode_performative(body, 0)
+            if not isinstance(init, amqp.SaslInit):
+                raise FramingError("a sasl-init was expected")
+            self._in_sasl = False
+            try:
+                self.grant = _authenticate(init, self._namespace)
+            except Unauthorized:
+                self.is_refused = True
+                return _REFUSED
+            self._is_authenticated = True
+            return _ACCEPTED
+        return b""
+
+
+def _authenticate(init: amqp.SaslInit, namespace: Namespace) -> Grant | None:
+    """What is earned at once: PLAIN is a policy's name and key. The others prove nothing and need not: a token does.
+
+    Raises:
+        Unauthorized: the mechanism is unknown, or the name and key are wrong.
+    """
+    if init.mechanism not in MECHANISMS:
+        raise Unauthorized("The SASL mechanism is not one of those that were offered.")
+    if init.mechanism != "PLAIN":
+        return None
+    try:
+        _, name, key = (part.decode() for part in (init.initial_response or b"").split(b"\0"))
+    except ValueError as error:  # not three parts, or no text
+        raise Unauthorized("The name and key of SASL PLAIN are malformed.") from error
+    return namespace.grant_for_key(name, key)

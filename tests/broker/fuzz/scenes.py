@@ -1,0 +1,297 @@
+"""Valid conversations of a client with a namespace, frame by frame: what the mutations start from.
+
+A conversation is a greeting and a few scenes: someone sends, receives and settles, asks a management node, holds a
+session, runs a transaction. What depends on an answer (a lock token, a transaction's id) is made when its turn comes.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from twinbus.amqp import performatives as amqp
+from twinbus.amqp import sections
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.frames import TYPE_AMQP, TYPE_SASL
+from twinbus.amqp.performatives import described
+from twinbus.amqp.types import Long, Symbol, Timestamp, UInt
+from twinbus.broker import Namespace, QueueDescription, SubscriptionDescription, TopicDescription
+from twinbus.broker.message import BATCH_FORMAT
+from twinbus.broker.security import ROOT_POLICY, sign
+
+QUEUE, SESSIONS, TOPIC, SUBSCRIPTION = "orders", "baskets", "events", "events/Subscriptions/audit"
+RECEIVABLE = (QUEUE, SUBSCRIPTION, f"{QUEUE}/$DeadLetterQueue")
+SESSION_FILTER = Symbol("com.microsoft:session-filter")
+WINDOW = 0x7FFFFFFF
+FIRST_IDS = range(1, 6)  # of the deliveries that a receiver settles
+
+
+@dataclass(slots=True)
+class Frame:
+    """One frame of a client, before it is encoded."""
+
+    performative: Any
+    payload: bytes = b""
+    channel: int = 0
+    kind: int = TYPE_AMQP
+
+
+@dataclass(slots=True)
+class Heard:
+    """What a namespace has answered that later frames need."""
+
+    tags: list[bytes] = field(default_factory=list)
+    transactions: list[bytes] = field(default_factory=list)
+
+
+Step = Frame | Callable[[Heard], Frame]
+
+
+async def create_entities(namespace: Namespace) -> None:
+    """What the scenes talk about."""
+    await namespace.create(QueueDescription(QUEUE, max_delivery_count=3))
+    await namespace.create(QueueDescription(SESSIONS, requires_session=True))
+    await namespace.create(TopicDescription(TOPIC))
+    await namespace.create_subscription(SubscriptionDescription(TOPIC, "audit"))
+
+
+def greeting(namespace: Namespace) -> list[Step]:
+    """SASL with the root key, and the open frame; the protocol headers come before each."""
+    policy = namespace.policy(ROOT_POLICY)
+    response = f"\0{policy.name}\0{policy.primary_key}".encode()
+    return [
+        Frame(amqp.SaslInit(Symbol("PLAIN"), response), kind=TYPE_SASL),
+        Frame(amqp.Open("fuzz", hostname="127.0.0.1", max_frame_size=65536, idle_time_out=240_000)),
+    ]
+
+
+def message(random: Random, session: str | None = None, due: int | None = None) -> bytes:
+    """A message with most of what one can have."""
+    null = encode(None)
+    out = b""
+    if random.random() < 0.5:
+        out += sections.list_section(sections.HEADER, [encode(True), null, encode(UInt(random.choice((1, 60_000))))])
+    annotations = [sections.entry(Symbol("x-opt-partition-key"), session or "p")]
+    if due is not None:
+        annotations.append(sections.entry(Symbol("x-opt-scheduled-enqueue-time"), Timestamp(due)))
+    if random.random() < 0.5 or due is not None:
+        out += sections.map_section(sections.MESSAGE_ANNOTATIONS, annotations)
+    fields = [encode(f"m{random.randrange(1000)}"), *[null] * 9, encode(session) if session else null]
+    out += sections.list_section(sections.PROPERTIES, fields)
+    values = {"color": random.choice(("red", "blue")), "number": random.randrange(9), "yes": True}
+    entries = [sections.entry(key, value) for key, value in values.items()]
+    out += sections.map_section(sections.APPLICATION_PROPERTIES, entries)
+    return out + b"\x00\x53\x75" + encode(random.randbytes(random.choice((0, 10, 300))))
+
+
+class Scenes:
+    """Makes the steps of one conversation on one channel of one connection."""
+
+    def __init__(self, namespace: Namespace, random: Random, channel: int) -> None:
+        self._namespace = namespace
+        self._random = random
+        self._channel = channel
+        self._handles = 0
+        self._deliveries = 0
+
+    def steps(self) -> Iterator[Step]:
+        """A session with one to six scenes."""
+        yield self._frame(amqp.Begin(None, 0, WINDOW, WINDOW, 255))
+        scenes = (
+            self._send, self._send, self._receive, self._receive_and_delete, self._ask, self._ask, self._token,
+            self._session, self._transaction, self._rules,
+        )  # fmt: skip
+        for scene in self._random.choices(scenes, k=self._random.randint(1, 6)):
+            yield from scene()
+        yield self._frame(amqp.End())
+
+    def _frame(self, performative: Any, payload: bytes = b"") -> Frame:
+        return Frame(performative, payload, self._channel)
+
+    # ---- links ----
+
+    def _attach(self, role: bool, source: Any, target: Any, modes: tuple[int, int], **more: Any) -> tuple[int, Frame]:
+        handle, self._handles = self._handles, self._handles + 1
+        name = f"link-{self._channel}-{handle}"
+        attach = amqp.Attach(name, handle, role, *modes, source, target, initial_delivery_count=0)
+        return handle, self._frame(attach._replace(**more))
+
+    def _sender(self, entity: str) -> tuple[int, Frame]:
+        return self._attach(amqp.ROLE_SENDER, amqp.Source("fuzz"), amqp.Target(entity), (0, 0))
+
+    def _receiver(self, entity: str, *, deletes: bool = False, source: Any = None) -> tuple[int, Frame]:
+        modes = (1, 0) if deletes else (0, 1)
+        return self._attach(amqp.ROLE_RECEIVER, source or amqp.Source(entity), amqp.Target("fuzz"), modes)
+
+    def _credit(self, handle: int, credit: int, *, drain: bool = False) -> Frame:
+        return self._frame(amqp.Flow(0, WINDOW, 0, WINDOW, handle, 0, credit, drain=drain, echo=drain))
+
+    def _detach(self, handle: int) -> Frame:
+        return self._frame(amqp.Detach(handle, closed=True))
+
+    def _transfer(self, handle: int, payload: bytes, **more: Any) -> Frame:
+        number, self._deliveries = self._deliveries, self._deliveries + 1
+        transfer = amqp.Transfer(handle, number, number.to_bytes(4, "big"), 0, False, False)
+        return self._frame(transfer._replace(**more), payload)
+
+    # ---- scenes ----
+
+    def _send(self) -> Iterator[Step]:
+        handle, attach = self._sender(self._random.choice((QUEUE, TOPIC, SESSIONS)))
+        yield attach
+        session = self._random.choice((None, "a"))
+        for _ in range(self._random.randint(1, 5)):
+            whole = message(self._random, session)
+            form = self._random.random()
+            if form < 0.2:
+                batch = b"".join(b"\x00\x53\x75" + encode(message(self._random, session)) for _ in range(3))
+                yield self._transfer(handle, batch, message_format=BATCH_FORMAT)
+            elif form < 0.4:
+                yield self._transfer(handle, whole[:20], more=True)
+                self._deliveries -= 1
+                yield self._transfer(handle, whole[20:])
+            else:
+                yield self._transfer(handle, whole, settled=form < 0.5)
+        yield self._detach(handle)
+
+    def _receive(self) -> Iterator[Step]:
+        handle, attach = self._receiver(self._random.choice(RECEIVABLE))
+        yield attach
+        yield self._credit(handle, 5)
+        outcomes = (
+            amqp.Accepted(), amqp.Released(), amqp.Modified(True), amqp.Modified(None, True),
+            amqp.Rejected(amqp.Error(Symbol("com.microsoft:dead-letter"), None, {Symbol("DeadLetterReason"): "x"})),
+        )  # fmt: skip
+        for number in FIRST_IDS:
+            state = self._random.choice(outcomes)
+            yield self._frame(amqp.Disposition(amqp.ROLE_RECEIVER, number, number, False, state))
+        yield self._credit(handle, 0, drain=True)
+        yield self._detach(handle)
+
+    def _receive_and_delete(self) -> Iterator[Step]:
+        handle, attach = self._receiver(self._random.choice(RECEIVABLE), deletes=True)
+        yield attach
+        yield self._credit(handle, 3)
+        yield self._credit(handle, 10, drain=True)
+        yield self._detach(handle)
+
+    def _session(self) -> Iterator[Step]:
+        wanted = self._random.choice(("a", "b"))
+        properties = {Symbol("com.microsoft:timeout"): UInt(1000)}
+        source = amqp.Source(SESSIONS, filter={SESSION_FILTER: self._random.choice((wanted, None))})
+        handle, attach = self._receiver(SESSIONS, source=source)
+        attach.performative = attach.performative._replace(properties=properties)
+        yield attach
+        yield self._credit(handle, 5)
+        link = attach.performative.name
+        for operation, body in (
+            ("set-session-state", {"session-id": wanted, "session-state": b"state"}),
+            ("get-session-state", {"session-id": wanted}),
+            ("renew-session-lock", {"session-id": wanted}),
+            ("get-message-sessions", {"last-updated-time": Timestamp(0), "skip": 0, "top": 10}),
+        ):
+            yield from self._request(SESSIONS, operation, lambda heard, body=body: body, link)
+        yield self._frame(amqp.Disposition(amqp.ROLE_RECEIVER, 1, 5, False, amqp.Accepted()))
+        yield self._detach(handle)
+
+    def _transaction(self) -> Iterator[Step]:
+        coordinator = amqp.Coordinator(Symbol("amqp:local-transactions"))
+        controller, attach = self._attach(amqp.ROLE_SENDER, amqp.Source("fuzz"), coordinator, (0, 0))
+        yield attach
+        sender, attach = self._sender(QUEUE)
+        yield attach
+        yield self._transfer(controller, _value(described(amqp.Declare())))
+
+        def within(heard: Heard) -> Frame:
+            state = amqp.TransactionalState(heard.transactions[-1] if heard.transactions else b"none")
+            return self._transfer(sender, message(self._random), state=state)
+
+        fails = self._random.random() < 0.3
+
+        def discharge(heard: Heard) -> Frame:
+            transaction = heard.transactions[-1] if heard.transactions else b"none"
+            return self._transfer(controller, _value(described(amqp.Discharge(transaction, fails))))
+
+        yield from (within, within, discharge)
+        yield self._detach(controller)
+
+    def _token(self) -> Iterator[Step]:
+        audience = f"sb://127.0.0.1/{self._random.choice((QUEUE, TOPIC, 'nothing'))}"
+        key = self._namespace.policy(ROOT_POLICY).primary_key
+        token = sign(audience, ROOT_POLICY, key, time.time() + self._random.choice((-10, 3600)))
+        properties = {"operation": "put-token", "type": "jwt", "name": audience}
+        yield from self._ask_node("$cbs", properties, lambda heard: token)
+
+    def _rules(self) -> Iterator[Step]:
+        name = f"r{self._random.randrange(3)}"
+        sql = {Symbol("sql-filter"): {"expression": "color = 'red' AND number > 1"}}
+        rule = {"sql-filter": {"expression": "color LIKE 'r%'"}, "sql-rule-action": {"expression": "SET seen = 1"}}
+        chosen = self._random.choice((rule, sql, {"correlation-filter": {"label": "x", "properties": {"a": 1}}}))
+        for operation, body in (
+            ("add-rule", {"rule-name": name, "rule-description": chosen}),
+            ("enumerate-rules", {"skip": 0, "top": 10}),
+            ("remove-rule", {"rule-name": name}),
+        ):
+            yield from self._request(SUBSCRIPTION, operation, lambda heard, body=body: body)
+
+    def _ask(self) -> Iterator[Step]:
+        """One operation on messages; lock tokens are those that were heard last, or none that exist."""
+        count = self._random.randint(1, 3)
+
+        def tokens(heard: Heard) -> list[uuid.UUID]:
+            held = [uuid.UUID(bytes_le=tag) for tag in heard.tags[-count:] if len(tag) == 16]
+            return held or [uuid.UUID(int=7)]
+
+        numbers = [Long(self._random.randint(1, 30)) for _ in range(count)]
+        status = self._random.choice(("completed", "abandoned", "defered", "suspended"))
+        due = int(time.time() * 1000) + self._random.choice((-1000, 60_000))
+        later = [{"message-id": "s", "message": message(self._random, due=due)} for _ in range(count)]
+        makers: dict[str, Callable[[Heard], Any]] = {
+            "peek-message": lambda heard: {"from-sequence-number": Long(0), "message-count": count},
+            "renew-lock": lambda heard: {"lock-tokens": tokens(heard)},
+            "update-disposition": lambda heard: {"disposition-status": status, "lock-tokens": tokens(heard)},
+            "receive-by-sequence-number": lambda heard: {
+                "sequence-numbers": numbers,
+                "receiver-settle-mode": UInt(count % 2),
+            },
+            "schedule-message": lambda heard: {"messages": later},
+            "cancel-scheduled-message": lambda heard: {"sequence-numbers": numbers},
+            "batch-delete-messages": lambda heard: {"message-count": count, "enqueued-time-utc": Timestamp(due)},
+        }
+        operation = self._random.choice(list(makers))
+        yield from self._request(self._random.choice((QUEUE, TOPIC)), operation, makers[operation])
+
+    def _request(
+        self, entity: str, operation: str, body: Callable[[Heard], Any], link: str | None = None
+    ) -> Iterator[Step]:
+        properties = {"operation": f"com.microsoft:{operation}"}
+        if link is not None:
+            properties["associated-link-name"] = link
+        yield from self._ask_node(f"{entity}/$management", properties, body)
+
+    def _ask_node(self, node: str, properties: dict[str, str], body: Callable[[Heard], Any]) -> Iterator[Step]:
+        receiver, attach = self._receiver(node)
+        yield attach
+        sender, attach = self._sender(node)
+        yield attach
+        yield self._credit(receiver, 5)
+
+        def request(heard: Heard) -> Frame:
+            null = encode(None)
+            fields = [encode(uuid.UUID(int=self._random.getrandbits(128))), null, null, null, encode("fuzz")]
+            payload = sections.list_section(sections.PROPERTIES, fields)
+            entries = [sections.entry(key, value) for key, value in properties.items()]
+            payload += sections.map_section(sections.APPLICATION_PROPERTIES, entries)
+            return self._transfer(sender, payload + _value(body(heard)))
+
+        yield request
+        yield self._detach(sender)
+        yield self._detach(receiver)
+
+
+def _value(body: Any) -> bytes:
+    return b"\x00\x53\x77" + encode(body)
