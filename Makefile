@@ -18,7 +18,7 @@ INSTALLED_SPARK35 := .venv-spark35/.installed
 RUN_PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast test-kill test-spark35 proof demo conformance live bench-broker bench-memory bench-ledger generate bench-pairing bench-pipeline format constraints clean
+.PHONY: help venv check test test-fast test-kill test-spark35 proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-pipeline format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -69,21 +69,33 @@ test-kill: $(INSTALLED) ## Kill the syphon on Spark at 20 random moments: nothin
 	@TWINBUS_KILL_ROUNDS=20 $(BIN)/python -m pytest tests/spark/test_syphon_kills.py $(PYTEST)
 
 test-spark35: $(INSTALLED_SPARK35) ## Run the tests of the pipeline on Spark 3.5
-	@.venv-spark35/bin/python -m pytest tests/pipeline tests/spark $(PYTEST)
+	@.venv-spark35/bin/python -m pytest -W "ignore:distutils Version classes:DeprecationWarning" tests/pipeline tests/spark $(PYTEST)
 
-# Simulated runs and the seed of both; some cells take libfaketime (apt install libfaketime), and are left out without.
+# Simulated runs, and the seed of both.
 RUNS ?= 100000
 SEED ?= 0
 proof: $(INSTALLED) ## Prove that nothing is lost: simulated runs, then faults over the real wire (RUNS=, SEED=; an hour)
 	@mkdir -p build
+	@$(BIN)/python scripts/faketime.py
 	@$(BIN)/python -m twinbus.proof simulate --seed $(SEED) --runs $(RUNS) --json > build/simulation.json
 	@$(BIN)/python -m twinbus.proof matrix --seed $(SEED) --simulation build/simulation.json --write docs
+
+# How long, in seconds.
+SOAK ?= 3600
+soak: $(INSTALLED) ## Send and receive for an hour while things go wrong: nothing may be lost or grow (SOAK=, SEED=)
+	@$(BIN)/python -m twinbus.proof soak --seconds $(SOAK) --seed $(SEED)
 
 demo: $(INSTALLED) ## See it work: namespaces, messages and an outage, on this machine
 	@$(BIN)/python -m twinbus demo
 
 conformance: $(INSTALLED_CONFORMANCE) ## Run the SDK's own live tests against a namespace (ARGS=--fast)
 	@$(BIN)/python scripts/conformance.py $(ARGS)
+
+# Changed frames, and changed requests to the administration API; SEED as above.
+FRAMES ?= 1000000
+REQUESTS ?= 100000
+fuzz: $(INSTALLED) ## Send a namespace a million frames and 100,000 requests that are wrong (FRAMES=, REQUESTS=, SEED=)
+	@$(BIN)/python -m tests.broker.fuzz --seed $(SEED) --frames $(FRAMES) --requests $(REQUESTS)
 
 live: $(INSTALLED) ## Check two real namespaces: TWINBUS_LIVE_PRIMARY, TWINBUS_LIVE_SECONDARY (LONG=1, THROTTLE=1)
 	@$(BIN)/python -m scripts.live
@@ -93,6 +105,9 @@ bench-broker: $(INSTALLED) ## Measure the embedded namespace (QUICK=1 for a tent
 
 bench-memory: $(INSTALLED) ## Push and store a million messages, and watch the memory (QUICK=1 for a tenth)
 	@$(BIN)/python bench/memory.py
+
+bench-many: $(INSTALLED) ## Hold 10,000 entities and 5,000 connections, and publish to 1,000 subscriptions (QUICK=1 for a tenth)
+	@$(BIN)/python bench/many.py
 
 bench-ledger: $(INSTALLED) ## Measure what the ledger costs a sender, and its files (QUICK=1 for a tenth)
 	@$(BIN)/python bench/ledger.py

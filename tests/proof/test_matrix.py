@@ -17,6 +17,7 @@ from twinbus.proof.history import History
 from twinbus.proof.matrix_catalogue import CATALOGUE, plans
 from twinbus.proof.matrix_cells import Cell, Result, quantile
 from twinbus.proof.matrix_report import BEGIN, END, document_of, summary, write
+from twinbus.proof.matrix_traffic import SENDERS
 
 #: One round of each family, with the works in which it is most at stake.
 REPRESENTATIVE = (
@@ -49,6 +50,7 @@ from twinbus.proof.__main__ import app
 
 async def forget(self, parcel, session, index, seconds):
     self._backlog_line(index)
+    return True
 
 Delivery._store = forget  # what should go to the backlog is acknowledged, and stored nowhere
 app(["matrix", "--only", "default/refuse/primary/single/*", "--json"])
@@ -61,14 +63,15 @@ def test_a_sender_that_acknowledges_what_it_has_not_stored_is_caught() -> None:
     assert run.returncode == 1, run.stderr
     (row,) = json.loads(run.stdout)["matrix"]["rows"]
     assert row["fired"] > 0
-    assert row["lost"] == row["diverted"] > 0
+    # Of a call that was cut off, the primary may have stored the message before it was diverted.
+    assert 0 < row["diverted"] - SENDERS <= row["lost"] <= row["diverted"]
 
 
 def test_every_fault_of_the_catalogue_has_cells_and_every_cell_one_name() -> None:
     cells = [cell for plan in plans() for cell in plan.cells]
     assert {cell.fault for cell in cells} == {entry.name for entry in CATALOGUE}
     assert len({cell.name for cell in cells}) == len(cells)
-    assert {cell.profile for cell in cells} == {"default", "azure", "impatient"}
+    assert {cell.profile for cell in cells} - {"clock"} == {"default", "azure", "impatient"}
     assert len(cells) >= 150
 
 

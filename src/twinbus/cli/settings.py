@@ -46,16 +46,22 @@ def settings(commands: Collection[str]) -> dict[str, Any]:
     named = os.environ.get(VARIABLE)
     path = Path(named or FILE)
     try:
-        if not named and not path.is_file():
-            return {}
+        if not path.is_file():
+            if not named:
+                return {}
+            path.stat()  # says why, if it is not there
+            raise BadSettings(f"{path}: cannot be read: it is not a file")
         if path.stat().st_size > MAX_BYTES:
             raise BadSettings(f"{path}: must have at most {MAX_BYTES} bytes")
         found = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise BadSettings(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else _without_values(error)
-        raise BadSettings(f"{path}: {why}") from None
+    except RecursionError:
+        raise BadSettings(f"{path}: it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise BadSettings(f"{path}: it is not UTF-8") from None
+    except ValueError as error:  # also numbers with thousands of digits
+        raise BadSettings(f"{path}: {_without_values(error)}") from None
     for name, value in found.items():
         if isinstance(value, Mapping):
             if name not in commands:
@@ -65,10 +71,10 @@ def settings(commands: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def _without_values(error: tomllib.TOMLDecodeError) -> str:
+def _without_values(error: ValueError) -> str:
     """Where the mistake is. What it is may quote the line."""
-    place = str(error).rpartition("(at ")[2].rstrip(")")
-    return f"not valid TOML at {place}" if place else "not valid TOML"
+    _, found, place = str(error).rpartition("(at ")
+    return f"not valid TOML at {place.rstrip(')')}" if found else "not valid TOML"
 
 
 def apply(command: Any, name: str, found: Mapping[str, Any]) -> None:

@@ -1,5 +1,5 @@
 """`python -m twinbus.proof simulate`: runs of the production code on a simulated network, from seeds; `matrix`: faults
-over the real wire."""
+over the real wire; `soak`: such faults for a long time, and nothing may grow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from .matrix import matrix
 from .simulation.run import simulate as simulate_one
 from .simulation.summary import Summary, replay_command, simulate_all
+from .soak import soak
 
 FAILED = 1
 #: Runs between two lines of progress.
@@ -63,6 +64,7 @@ def _show(seed: int) -> None:
 
 
 app.command()(matrix)
+app.command()(soak)
 
 if __name__ == "__main__":
     app(prog_name="python -m twinbus.proof")

@@ -6,7 +6,7 @@ Everything is kept in the order in which it was told; where times matter the cal
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -123,6 +123,16 @@ class History:
         """The message was found among the dead letters of a backlog queue, or of its entity."""
         self._next()
         self.dead_letters[Id(entity, message_id)] = DeadLetter(reason, at)
+
+    def put_in_order(self, entities: Iterable[str]) -> None:
+        """Let arrivals at some entities stand in the order of their sequence numbers, which is the one in which the
+        entity got them: a receiver that was cut off gets the rest again, and that says nothing about the senders."""
+        places = {place for entity in entities for place in self.places_of(entity)}
+        keys = [key for key in self.arrivals if key[0] in places]
+        found = sorted((one.number, *key, one) for key in keys for one in self.arrivals.pop(key))
+        for number, place, message_id, one in found:
+            again = one._replace(moment=self._next(), number=number)
+            self.arrivals.setdefault((place, message_id), []).append(again)
 
     def drained(self, left: Mapping[str, int] | None = None) -> None:
         """The run is over: nothing sends any more, and receivers got all there was, except for what is left where."""

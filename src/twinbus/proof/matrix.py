@@ -24,7 +24,7 @@ from .matrix_report import document_of, summary, write
 from .matrix_rounds import Round
 
 FAILED, BAD_USAGE = 1, 2
-ROUND_PATIENCE = 480.0  # seconds; every wait within a round has a bound of its own
+ROUND_PATIENCE = 900.0  # seconds; every wait within a round has a bound of its own
 
 Told = Callable[[Plan, list[Result], float], None]
 

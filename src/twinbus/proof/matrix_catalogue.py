@@ -15,6 +15,7 @@ from .matrix_bench import ProfileName
 from .matrix_cells import WORKS, Cell, Where, Work
 from .matrix_children import CHILD_SESSIONS, KilledSender, KilledSyphon, StoppedSyphon
 from .matrix_processes import faketime_library
+from .matrix_spark import KilledSpark, has_spark
 from .matrix_troubles import (
     Ambushes,
     BrokerFaults,
@@ -182,7 +183,18 @@ def _clocks() -> list[Entry]:
     ]
 
 
-CATALOGUE: list[Entry] = [*_network(), *_namespace(), *_processes(), *_clocks()]
+def _spark() -> list[Entry]:
+    """Where the extra `spark` is installed."""
+    if not has_spark():
+        return []
+    works: tuple[Work, ...] = ("single", "session")
+    return [
+        Entry("kill-spark-driver", lambda: KilledSpark("driver"), SECONDARY, "drain", works=works, hosts_syphon=False),
+        Entry("kill-spark-worker", lambda: KilledSpark("worker"), SECONDARY, "drain", works=works, hosts_syphon=False),
+    ]
+
+
+CATALOGUE: list[Entry] = [*_network(), *_namespace(), *_processes(), *_spark(), *_clocks()]
 
 
 @dataclass(frozen=True, slots=True)

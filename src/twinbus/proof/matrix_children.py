@@ -20,13 +20,13 @@ CHILD_SESSIONS = ("killed-first", "killed-second")
 ENOUGH = 5  # messages of a sender before it is killed, and after
 
 
-def syphon_of(traffic: Traffic) -> ChildProcess:
-    """`twinbus syphon` for the backlog of a cell, not started yet."""
+def syphon_of(traffic: Traffic, *more: str) -> ChildProcess:
+    """`twinbus syphon` for the backlog of a cell, with more arguments if there are any, not started yet."""
     bench = traffic.bench
     order = ("--order", "session") if traffic.cell.work == "session" else ()
     child = ChildProcess(
         *("-m", "twinbus", "syphon", "--log-level", "error", "--queues", str(BACKLOG_QUEUES)),
-        *("--primary-name", traffic.name, "--lock", f"{LOCK.total_seconds():g}", *order),
+        *("--primary-name", traffic.name, "--lock", f"{LOCK.total_seconds():g}", *order, *more),
         environment={
             "TWINBUS_PRIMARY": bench.primary.connection_string,
             "TWINBUS_SECONDARY": bench.secondary.connection_string,

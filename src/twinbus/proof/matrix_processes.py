@@ -20,6 +20,7 @@ import aiohttp
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 CONTROL_SECONDS = 10.0
+FAKETIME_HOME = Path(sys.prefix) / "faketime"
 
 
 _PR_SET_PDEATHSIG = 1
@@ -89,10 +90,12 @@ class ChildProcess:
 
 
 def faketime_library() -> Path | None:
-    """libfaketime, where it is installed (`apt install libfaketime`) or where TWINBUS_FAKETIME says it is."""
+    """libfaketime: where TWINBUS_FAKETIME says it is, of the system, or in the virtual environment (`make proof` puts
+    it there)."""
     if named := os.environ.get("TWINBUS_FAKETIME"):
         return Path(named)
-    return next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+    homes = Path("/usr/lib"), FAKETIME_HOME / "usr" / "lib"
+    return next((found for home in homes for found in home.glob("*/faketime/libfaketime.so.1")), None)
 
 
 def _faked(library: Path, clock: Path) -> dict[str, str]:

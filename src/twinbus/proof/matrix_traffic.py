@@ -310,7 +310,7 @@ class Traffic:
         """Until there is another generation. While the primary is away there is nothing to receive from."""
         while generation == self._generation:
             try:
-                async with _opened(make()) as receiver:
+                async with opened(make()) as receiver:
                     while generation == self._generation:
                         for message in await receiver.receive_messages(max_message_count=20, max_wait_time=1):
                             self.history.receive(
@@ -338,13 +338,29 @@ class Traffic:
         if self.cell.work == "session":
             # For a while they go on as the backlog is brought home: that is when order is at stake.
             await asyncio.sleep(BREATH)
-            self.pause()
-            await until(lambda: self.is_idle and not self._client.status().diverted_sessions, seconds)
-            self.mark()
-            self.resume()
+            await self._draw_breath(seconds)
         await until(lambda: self.has_each(calls, self.direct.__getitem__), seconds)
         self.pause()
         return self.has_each(calls, self.direct.__getitem__)
+
+    async def get_through(self, calls: int, seconds: float) -> bool:
+        """Whether every sender gets to the primary, so many calls in a row, before anything has gone wrong.
+
+        A machine that is slow to start may divert a session, which then stays so for as long as nobody draws breath.
+        """
+
+        def all_got_through() -> bool:
+            return self.has_each(calls, self.direct.__getitem__)
+
+        if not await until(all_got_through, seconds / 4) and self.cell.work == "session":
+            await self._draw_breath(seconds)
+        return await until(all_got_through, seconds)
+
+    async def _draw_breath(self, seconds: float) -> None:
+        self.pause()
+        await until(lambda: self.is_idle and not self._client.status().diverted_sessions, seconds)
+        self.mark()
+        self.resume()
 
     @property
     def places(self) -> list[str]:
@@ -380,30 +396,22 @@ class Traffic:
             left = await self.left()
         await self._read_dead_letters()
         if self.cell.work == "session":
-            self._put_in_order()
+            self.history.put_in_order([self.entity])
         self.history.drained(left)
-
-    def _put_in_order(self) -> None:
-        """Let arrivals stand in the order in which the entity got them: a receiver that was cut off gets the rest of
-        its messages again, and that says nothing about the senders' order."""
-        arrivals = [(one.number, *key, one) for key, found in self.history.arrivals.items() for one in found]
-        self.history.arrivals.clear()
-        for number, place, message_id, one in sorted(arrivals):
-            self.history.receive(place, message_id, number, session=one.session, content=one.content)
 
     async def _read_dead_letters(self) -> None:
         open_dead_letters = partial(self._client.secondary.get_queue_receiver, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
         for path, counts in (await self.bench.secondary.counts(self.backlog)).items():
             if not counts["dead_letter"]:
                 continue
-            async with _opened(open_dead_letters(path)) as receiver:
+            async with opened(open_dead_letters(path)) as receiver:
                 for message in await receiver.peek_messages(max_message_count=1000):
                     reason = message.dead_letter_reason or ""
                     self.history.dead_letter(self.entity, str(message.message_id), reason, at=self.without_dead_letters)
 
 
 @contextlib.asynccontextmanager
-async def _opened(receiver: Any) -> AsyncIterator[Any]:
+async def opened(receiver: Any) -> AsyncIterator[Any]:
     """A receiver whose end takes a bounded time, also where its connection leads nowhere."""
     try:
         await receiver.__aenter__()

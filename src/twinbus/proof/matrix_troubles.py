@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .matrix_bench import Bench, Station, until
+from .matrix_bench import POLL, Bench, Station, until
 from .matrix_cells import Where
 from .matrix_processes import NamespaceProcess
 from .matrix_traffic import Traffic
@@ -23,6 +23,7 @@ GARBAGE = 5000  # bytes behind the log of a killed namespace
 #: How long one state of a flapping namespace lasts: less than a ping interval, which is at least a second.
 FLAP = 0.35
 FLAPS = 6
+CLOCK_SECONDS = 10.0  # until a process has noticed that its clock was set
 
 
 @dataclass(slots=True)
@@ -48,6 +49,11 @@ class Trouble(ABC):
 
     #: Whether receivers may go on with the connections they have when it is over.
     spares_receivers = False
+    #: How long it may take until it has struck every cell.
+    firing_seconds = 40.0
+
+    async def prepare(self, stage: Stage) -> None:  # noqa: B027 - most have nothing to prepare
+        """Called before anything of the cells is there."""
 
     @abstractmethod
     async def strike(self, stage: Stage) -> None:
@@ -170,8 +176,8 @@ class Kill(Trouble):
         for ambush in waiting:
             if ambush is not None:
                 await ambush.happened.wait()
-        for station in stage.stations:
-            self._killed.append(await station.namespace.kill())
+        # All at once: while one is waited for, the other one would still accept messages.
+        self._killed = list(await asyncio.gather(*(station.namespace.kill() for station in stage.stations)))
 
     def _lie_in_wait(self, station: Station) -> Ambush | None:
         if self._point is None:
@@ -231,7 +237,11 @@ def frozen() -> Trouble:
 
 
 class ClockJump(Trouble):
-    """Somebody sets the clock of a namespace, and it stays so: locks that are held then last longer, or less long."""
+    """Somebody sets the clock of a namespace, and it stays so: locks that are held then last longer, or less long.
+
+    A clock that is set back was ahead before: a receiver of the SDK takes every lock for lost where the namespace is
+    far behind its own clock, and would prove nothing.
+    """
 
     spares_receivers = True
 
@@ -239,8 +249,17 @@ class ClockJump(Trouble):
         self._seconds = seconds
         self._processes: list[NamespaceProcess] = []
 
-    async def strike(self, stage: Stage) -> None:
+    async def prepare(self, stage: Stage) -> None:
         self._processes = [station.namespace for station in stage.stations]
+        for station in stage.bench.side("both"):
+            station.namespace.set_clock(0)
+        for process in self._processes:
+            process.set_clock(max(0, -self._seconds))
+        async with asyncio.timeout(CLOCK_SECONDS):
+            while not await self._are_set():  # noqa: ASYNC110 - it is looked at once a second
+                await asyncio.sleep(POLL)
+
+    async def strike(self, stage: Stage) -> None:
         for process in self._processes:
             process.set_clock(process.clock + self._seconds)
 
@@ -248,8 +267,11 @@ class ClockJump(Trouble):
         """There is nothing to repair: what matters is the jump."""
 
     async def fired(self, traffic: Traffic) -> int:
+        return int(await self._are_set())
+
+    async def _are_set(self) -> bool:
         errors = [await process.clock_error() - process.clock for process in self._processes]
-        return int(all(abs(error) < abs(self._seconds) / 2 for error in errors))
+        return all(abs(error) < abs(self._seconds) / 2 for error in errors)
 
 
 class Deleted(Trouble):
