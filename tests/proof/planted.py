@@ -18,6 +18,7 @@ from twinbus.pairing.failover import FailoverMachine
 from twinbus.pairing.policy import retires_queue
 from twinbus.pairing.sessions import DivertedSessions, _UnderWay
 from twinbus.syphon import pump
+from twinbus.syphon.bookkeeping import Book
 from twinbus.syphon.clock import BrokerClock
 from twinbus.syphon.deferred import Look, look_through
 from twinbus.syphon.intake import Intake
@@ -67,12 +68,13 @@ def drop_on_rotation() -> AbstractContextManager[None]:
     """A message whose backlog queue leaves the rotation is forgotten, and its sender told that all is well."""
     store = Delivery._store
 
-    async def wrong(self: Delivery, *arguments: Any) -> None:
+    async def wrong(self: Delivery, *arguments: Any) -> bool:
         try:
-            await store(self, *arguments)
+            return await store(self, *arguments)
         except Exception as error:
             if not retires_queue(error):
                 raise
+        return True
 
     return replaced(Delivery, "_store", wrong)
 
@@ -82,10 +84,11 @@ def acknowledge_before_stored() -> AbstractContextManager[None]:
     """The caller is told at once, and what becomes of the message later nobody asks."""
     store = Delivery._store
 
-    async def wrong(self: Delivery, parcel: Any, session: str | None, index: int, seconds: float) -> None:
+    async def wrong(self: Delivery, parcel: Any, session: str | None, index: int, seconds: float) -> bool:
         self._backlog_line(index)
         task = asyncio.create_task(store(self, parcel, session, index, seconds))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return True
 
     return replaced(Delivery, "_store", wrong)
 
@@ -180,6 +183,12 @@ def complete_before_send() -> AbstractContextManager[None]:
 def settle_without_a_row() -> AbstractContextManager[None]:
     """What the ledger has not stored yet is completed all the same."""
     return replaced(LedgerGate, "add", lambda self, move: move.source.settle_now(move))
+
+
+@bug("is a dead letter", first_seed=700)
+def bury_without_a_word() -> AbstractContextManager[None]:
+    """The ledger is not told that a message is to become a dead letter, and the syphon is killed before it can be."""
+    return replaced(Book, "condemned", lambda self, move: None)
 
 
 @bug("outlived")

@@ -52,6 +52,11 @@ def test_they_agree_on_a_message_that_is_lost() -> None:
     assert disagreements(_verdict(arrived=False), [_row(Stage.BACKLOG_SEND)]) == []
 
 
+def test_a_dead_letter_that_was_only_planned_is_not_lost() -> None:
+    planned = _row(Stage.BACKLOG_RECEIVE, OperationKind.DEAD_LETTER, Outcome.PLANNED)
+    assert disagreements(_verdict(), [_row(Stage.BACKLOG_SEND), planned]) == []
+
+
 def test_an_arrival_that_receivers_did_not_see_is_told() -> None:
     found = disagreements(_verdict(arrived=False), [_row(Stage.DIRECT)])
     assert "only the ledger says that 1 is ok" in found

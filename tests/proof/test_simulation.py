@@ -55,6 +55,10 @@ def test_what_is_sent_later_stays_behind_both_of_two_that_were_under_way_at_the_
     assert simulate(11499).complaints == ()
 
 
+def test_the_ledger_knows_of_a_dead_letter_though_its_answer_was_lost() -> None:
+    assert simulate(12048).complaints == ()
+
+
 @pytest.mark.parametrize("seed", [100192, 100502, 100555])
 def test_a_copy_is_explained_by_an_answer_that_nobody_waits_for_any_more(seed: int) -> None:
     """It would have come after the end of the run."""

@@ -90,3 +90,8 @@ def test_the_same_seed_draws_the_same_faults() -> None:
 def test_a_soak_that_is_too_short_is_bad_usage() -> None:
     run = CliRunner().invoke(app, ["soak", "--seconds", "1"])
     assert run.exit_code == 2
+
+
+def test_what_a_fault_took_away_for_a_while_has_not_grown() -> None:
+    sockets = [*_samples(1, 1, sockets=30), *_samples(1, 1, sockets=5), *_samples(1, 1, sockets=31)]
+    assert all(one.is_flat for one in courses_of("primary", sockets))

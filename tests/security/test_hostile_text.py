@@ -153,6 +153,7 @@ def test_a_hostile_toml_file_is_a_short_mistake_that_names_the_file(
         assert KEY not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 def test_a_command_with_hostile_settings_is_bad_usage_and_no_traceback(text: str, tmp_path: Path) -> None:
     path = tmp_path / "given.toml"
@@ -163,6 +164,7 @@ def test_a_command_with_hostile_settings_is_bad_usage_and_no_traceback(text: str
     assert KEY not in run.stderr + run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["device", "pipe", "folder", "loop"])
 def test_settings_that_are_no_file_are_refused_at_once(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "given.toml"

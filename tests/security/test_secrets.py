@@ -28,7 +28,7 @@ from twinbus.broker.security import ConnectionString
 from twinbus.ledger.writer import LedgerWriter
 from twinbus.testing import EmbeddedNamespace, twin_namespaces
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BODY = "the salary of somebody is 4711"
 PROPERTY = "a property that is nobody's business"

@@ -33,7 +33,8 @@ def _told_by(row: Operation) -> Iterator[str]:
         yield "held"
         if is_done and row.operation is OperationKind.COMPLETE:
             yield "completed"
-        if is_done and row.operation is OperationKind.DEAD_LETTER:
+        # Also if nobody lived to say that it was done: the row comes first.
+        if row.operation is OperationKind.DEAD_LETTER and (is_done or row.outcome is Outcome.PLANNED):
             yield "dead"
 
 
@@ -42,9 +43,8 @@ def disagreements(verdict: Verdict, rows: Iterable[Operation], completed: Iterab
 
     Both must say *acknowledged* and *lost* of the same messages. Of an answer that was lost the ledger cannot know
     that it was a yes, so it may miss an arrival; but whatever it says is ok must have arrived or expired at its
-    destination, and what the checker found among the other dead letters it must know, unless the syphon was killed
-    before the row was durable: then it calls it lost. `completed` are the ids of messages that backlog queues were told
-    to complete: each needs a durable row of its move.
+    destination, and what the checker found among the other dead letters it must know. `completed` are the ids of
+    messages that backlog queues were told to complete: each needs a durable row of its move.
     """
     facts = facts_of(rows)
     words = {message: judge(one) for message, one in facts.items()}
@@ -57,10 +57,10 @@ def disagreements(verdict: Verdict, rows: Iterable[Operation], completed: Iterab
         "the ledger knows of {}, which nobody sent": words.keys() - set(verdict.attempted),
         "only the ledger says that {} was acknowledged": said("acknowledged") - acknowledged,
         "only the checker says that {} was acknowledged": acknowledged - said("acknowledged"),
-        "only the ledger says that {} is lost": said("lost") - set(verdict.lost) - dead,
+        "only the ledger says that {} is lost": said("lost") - set(verdict.lost),
         "only the checker says that {} is lost": set(verdict.lost) - said("lost"),
         "only the ledger says that {} is ok": said("ok") - set(verdict.ok) - dead,
-        "only the checker says that {} is a dead letter": dead - said("dead_lettered") - said("ok") - said("lost"),
+        "only the checker says that {} is a dead letter": dead - said("dead_lettered") - said("ok"),
     }
     moved = {message.message_id for message, one in facts.items() if one.accepted}
     return [

@@ -30,7 +30,7 @@ from .matrix_traffic import BACKLOG_QUEUES, LOCK, OPTIONS, SUBSCRIPTIONS
 from .proxy import Spell, Weather
 from .soak_client import KINDS, TWINS, Kind, Orders, Twin, content_of, entity_of, pairing_of
 from .soak_faults import spates
-from .soak_samples import TOLERANCES, Course, Sample, courses_of, look_at
+from .soak_samples import Course, Sample, courses_of, look_at
 
 FAILED = 1
 SAMPLES = 360  # in a soak of any length, but no more than one a second
@@ -76,7 +76,7 @@ class Report:
             if copies:
                 self.problems.append(f"{copies} duplicated, though their entities detect duplicates")
         self.problems += [
-            f"{one.measure} of {one.process} grew from {one.middle:g} to {one.last:g}"
+            f"{one.measure} of {one.process} grew from {one.middle:.1f} to {one.last:.1f}"
             for one in self.courses
             if not one.is_flat
         ]
@@ -102,9 +102,7 @@ class Report:
             "|---|---|---:|---:|---:|---:|---:|---|",
         ]
         for one in self.courses:
-            tolerance = TOLERANCES[one.measure]
-            allowed = one.middle * (1 + tolerance.share) + tolerance.more
-            figures = " | ".join(f"{value:.1f}".removesuffix(".0") for value in (*one[2:], allowed))
+            figures = " | ".join(f"{value:.1f}".removesuffix(".0") for value in (*one[2:], one.allowed))
             lines.append(f"| {one.process} | {one.measure} | {figures} | {'yes' if one.is_flat else 'NO'} |")
         return "\n".join(lines)
 

@@ -23,19 +23,16 @@ class Sample:
 
 
 class Tolerance(NamedTuple):
-    """By how much the last third may be above the middle one: a share of it, and something more."""
+    """By how much the last third may be above those before it: a share, and something more."""
 
     share: float
     more: float
-
-    def allows(self, middle: float, last: float) -> bool:
-        return last <= middle * (1 + self.share) + self.more
 
 
 #: Medians are compared, so that connections that come and go in a fault do not count.
 TOLERANCES = {
     "memory": Tolerance(0.05, 4.0),
-    "threads": Tolerance(0.0, 2.0),
+    "threads": Tolerance(0.0, 4.0),
     "sockets": Tolerance(0.0, 4.0),
     "files": Tolerance(0.0, 4.0),
 }
@@ -69,9 +66,15 @@ class Course(NamedTuple):
     most: float
 
     @property
+    def allowed(self) -> float:
+        """What the last third may have: as much as one of those before it, and the tolerance of the measure. What grows
+        is highest in the middle one; what a fault took away for a while is there in the first."""
+        tolerance = TOLERANCES[self.measure]
+        return max(self.first, self.middle) * (1 + tolerance.share) + tolerance.more
+
+    @property
     def is_flat(self) -> bool:
-        """Whether the last third is no higher than the middle one, but for the tolerance of the measure."""
-        return TOLERANCES[self.measure].allows(self.middle, self.last)
+        return self.last <= self.allowed
 
     def to_json(self) -> dict[str, Any]:
         figures = {name: round(value, 1) for name, value in self._asdict().items() if isinstance(value, float)}
