@@ -21,6 +21,8 @@ logger = logging.getLogger("twinbus.broker.listener")
 TLS_HANDSHAKE = 0x16
 FIRST_BYTES_TIMEOUT = 30.0
 BACKLOG = 1024
+# In one turn of the event loop: in a flood, what those before them have said is read before more are let in.
+ACCEPTED_AT_ONCE = 64
 ACCEPT_PAUSE = 0.5
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
@@ -146,7 +148,7 @@ class Listener:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self) -> None:
-        for _ in range(BACKLOG):
+        for _ in range(ACCEPTED_AT_ONCE):
             if self._socket is None:
                 return
             try:

@@ -172,6 +172,20 @@ async def test_outcomes_for_four_billion_deliveries_take_no_time(namespace: Name
 
 
 @pytest.mark.parametrize("address", [QUEUE, "$cbs"])
+async def test_deliveries_are_counted_from_zero_again_after_the_highest_number(
+    namespace: Namespace, address: str
+) -> None:
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_receiver(address)
+        counted, credit = 0, 0x7FFFFFFF
+        for _ in range(3):
+            peer.send(FLOW._replace(handle=0, delivery_count=counted, link_credit=credit, drain=True))
+            counted = (counted + credit) & 0xFFFFFFFF
+            assert (await peer.expect(amqp.Flow)).delivery_count == counted
+
+
 @pytest.mark.parametrize(
     "flow",
     [
@@ -182,14 +196,13 @@ async def test_outcomes_for_four_billion_deliveries_take_no_time(namespace: Name
         FLOW._replace(handle=0, link_credit=0xFFFFFFFF, available=0xFFFFFFFF, drain=True, echo=True),
     ],
 )
-async def test_flows_with_absurd_numbers_do_no_harm(namespace: Namespace, address: str, flow: amqp.Flow) -> None:
+async def test_flows_with_absurd_numbers_do_no_harm(namespace: Namespace, flow: amqp.Flow) -> None:
     async with Peer(namespace) as peer:
         await peer.open()
         await peer.begin()
-        await peer.attach_receiver(address)
-        peer.send(flow, flow, FLOW._replace(handle=0, link_credit=0, delivery_count=0xFFFFFFFF, drain=True))
-        peer.send(amqp.Detach(0, closed=True))
-        await peer.expect(amqp.Detach)
+        await peer.attach_receiver(QUEUE)
+        peer.send(flow, flow, FLOW._replace(echo=True))
+        await peer.expect(amqp.Flow)
 
 
 @pytest.mark.parametrize(
