@@ -68,6 +68,12 @@ def test_a_copy_is_explained_by_an_answer_that_nobody_waits_for_any_more(seed: i
     assert result.verdict.duplicated
 
 
+@pytest.mark.parametrize("seed", [46605, 48587])
+def test_the_last_drain_begins_when_nothing_is_on_the_wire_any_more(seed: int) -> None:
+    """A copy of a send that was given up came to the backlog when the drain was over."""
+    assert simulate(seed).complaints == ()
+
+
 def test_a_run_does_not_depend_on_whether_somebody_watches_it() -> None:
     watched, unwatched = simulate(6, trace=True), simulate(6)
     assert (watched.seconds, watched.verdict) == (unwatched.seconds, unwatched.verdict)

@@ -129,6 +129,8 @@ class SimulatedNamespace:
         self.faults: list[Fault] = []
         #: How many requests met what.
         self.struck: Counter[str] = Counter()
+        #: When the last of the requests comes that are on their way now.
+        self.last_arrival = 0.0
 
     def now_ms(self) -> int:
         return int((EPOCH + self.loop.time() + self.skew) * 1000)
@@ -240,6 +242,7 @@ class Wire:
             return answer
         self._pending[answer] = None
         self._next_there = max(self._next_there + TICK, self._loop.time() + self.namespace.latency(entity))
+        self.namespace.last_arrival = max(self.namespace.last_arrival, self._next_there)
         self._loop.call_at(self._next_there, self._arrive, request, entity, act, subjects, answer)
         return answer
 

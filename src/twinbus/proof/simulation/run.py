@@ -365,6 +365,9 @@ class Run:
         """With nothing in its way a syphon empties the backlog, and the receivers the primary."""
         if self.scenario.syphon_at > self.scenario.duration:
             await asyncio.sleep(self.scenario.syphon_at - self.scenario.duration)
+        # A copy that a slow network still has, of a send that was given up, comes after all.
+        last_arrival = max(side.last_arrival for side in self._sides)
+        await asyncio.sleep(max(0.0, last_arrival - self._loop.time()))
         for _ in range(DRAINS):
             if not self._is_anything_left():
                 break
