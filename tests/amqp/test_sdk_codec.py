@@ -195,7 +195,7 @@ def nested_as_the_sdk_reads_it(value: Any) -> Any:
     if type(value) not in amqp.BY_CODE.values():
         return as_the_sdk_reads_it(value)
     fields = [nested_as_the_sdk_reads_it(field) for field in value]
-    while fields and fields[-1] is None and not isinstance(value, amqp.Error):
+    while fields and fields[-1] is None and not isinstance(value, amqp.Error | amqp.Source | amqp.Target):
         fields.pop()
     return {type(value).__name__.lower(): fields} if type(value) in outcomes else fields
 

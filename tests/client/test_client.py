@@ -339,6 +339,11 @@ async def test_a_closed_client_says_so(twins: Twins) -> None:
 KEY = ";SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0"
 
 
+class _Token:
+    async def get_token(self, *scopes: str, **_: Any) -> Any:
+        raise AssertionError("nobody asked for a token")
+
+
 def side(host: str, **client_options: Any) -> Namespace:
     return Namespace.from_connection_string(f"Endpoint=sb://{host}{KEY}", **client_options)
 
@@ -356,7 +361,7 @@ async def test_the_first_label_of_the_host_is_the_name_and_nobody_is_asked() -> 
         (side("contoso"), side("standby", entity_name="q"), {}, "EntityPath=q"),
         (side("10.0.0.1"), side("standby"), {"create_backlog": False}, "primary_name"),
         (side("contoso", http_proxy={"proxy_hostname": "p"}), side("standby"), {"enable_syphon": True}, "http_proxy"),
-        (side("contoso:99999"), side("standby"), {"enable_syphon": True}, "port"),
+        (Namespace("contoso:99999", _Token()), side("standby"), {"enable_syphon": True}, "port"),
     ],
 )
 async def test_what_cannot_be_paired_is_refused(
@@ -382,11 +387,6 @@ async def test_a_client_can_be_made_before_there_is_an_event_loop() -> None:
 
     await asyncio.to_thread(make)
     await made[0].close()
-
-
-class _Token:
-    async def get_token(self, *scopes: str, **_: Any) -> Any:
-        raise AssertionError("nobody asked for a token")
 
 
 async def test_two_namespaces_of_one_process_can_be_paired_with_defaults() -> None:

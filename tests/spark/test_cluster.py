@@ -66,7 +66,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     finally:
         process.kill()
         process.communicate()
-    assert (process.returncode, errors) == (0, "")
+    # The server complains if a client has gone before the last of its answers is released, which PySpark does on the side.
+    complaints = [line for line in errors.splitlines() if "RPC error during: releaseExecute" not in line]
+    assert (process.returncode, complaints) == (0, [])
     for folder in {Path(one).parent for one in seen["folders"]}:  # this kind of cluster works where Spark is installed
         shutil.rmtree(folder)
 
@@ -115,4 +117,4 @@ def test_the_pipeline_says_the_same_on_a_cluster_and_over_spark_connect(cluster:
 
 def unplaced(report: dict[str, Any]) -> dict[str, Any]:
     """All but where the results are and when they were made."""
-    return {name: value for name, value in report.items() if name != "source"}
+    return {name: value for name, value in report.items() if name not in ("source", "made_at")}
