@@ -66,7 +66,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     finally:
         process.kill()
         process.communicate()
-    # The server complains if a client has gone before the last of its answers is released, which PySpark does on the side.
+    # The server complains if a client has gone before its last answer is released, which PySpark does on the side.
     complaints = [line for line in errors.splitlines() if "RPC error during: releaseExecute" not in line]
     assert (process.returncode, complaints) == (0, [])
     for folder in {Path(one).parent for one in seen["folders"]}:  # this kind of cluster works where Spark is installed
@@ -101,18 +101,17 @@ def report_of(results: Path) -> dict[str, Any]:
     return answer
 
 
-def test_the_pipeline_says_the_same_on_a_cluster_and_over_spark_connect(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_pipeline_says_the_same_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
     expected = generate(tmp_path / "ledger", Shape(rows=20_000, days=2, outages=1, lost=3, repeats=100))
-    places = {"alone": ("--master", "local[2]"), "cluster": ("--master", "local-cluster[2,2,1024]")}
-    if HAS_CONNECT:
-        places["connect"] = ("--remote", cluster.remote)
+    # The server's executors are processes of their own, too.
+    elsewhere = ("--remote", cluster.remote) if HAS_CONNECT else ("--master", "local-cluster[2,2,1024]")
+    places = {"alone": ("--master", "local[2]"), "elsewhere": elsewhere}
     answers = {name: pipeline_run(tmp_path / "ledger", tmp_path / name, where) for name, where in places.items()}
     assert answers["alone"]["ledger"]["rows"] == expected.rows
     assert answers["alone"]["reconciliation"]["lost"] == 3
     reports = {name: report_of(tmp_path / name) for name in places}
-    for name in places:
-        assert answers[name] == answers["alone"], name
-        assert unplaced(reports[name]) == unplaced(reports["alone"]), name
+    assert answers["elsewhere"] == answers["alone"]
+    assert unplaced(reports["elsewhere"]) == unplaced(reports["alone"])
 
 
 def unplaced(report: dict[str, Any]) -> dict[str, Any]:
