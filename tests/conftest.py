@@ -19,6 +19,10 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 #: The tests in the first share one Spark, which takes many seconds to start. Those in the second start their own, with
 #: executors: more than one of these at a time would be too much for a small machine.
 ONE_AFTER_THE_OTHER = ("tests/pipeline/", "tests/spark/")
+#: `make test-fast` leaves these out as a whole: they start processes and other clients, or play an outage through.
+SLOW_FOLDERS = tuple(
+    f"tests/{name}/" for name in ("interop", "live", "outage", "pipeline/drain", "proof", "security", "spark", "spec")
+)
 #: These need no Spark: reports read results without it.
 WITHOUT_SPARK = "tests/pipeline/report/"
 
@@ -45,8 +49,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return ModulesAndSpark(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long begins first, so that no worker is left with it when the others have ended."""
+    for item in items:
+        if item.nodeid.startswith(SLOW_FOLDERS):
+            item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):  # else there is one process, and the order is as good as any
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: (folder_of_spark(item.nodeid) is None, item.path not in slow))

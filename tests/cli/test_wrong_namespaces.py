@@ -14,6 +14,8 @@ from twinbus.broker import Namespace
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.security import AccessPolicy, ConnectionString, Right, connection_string
 
+pytestmark = pytest.mark.slow
+
 KEY = "c2VjcmV0"
 NOWHERE = f"Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
 COMMANDS = [

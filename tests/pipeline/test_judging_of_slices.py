@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.reconciling import DAY, NOON, QUEUE, received, row, sent, write
@@ -155,6 +156,7 @@ def found(folder: Path, most: int, ranges: int, drained: bool, patience_us: int)
     return words, {f"{one['destination']} {one['message_id']} {one['word']}" for one in rows}
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(operations(), st.integers(1, 12), st.integers(1, 4), st.booleans(), st.sampled_from([0, 500, DAY]))
 def test_slices_say_what_a_plain_loop_says(

@@ -8,11 +8,14 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from tests.broker.contract.test_transactions import TransactionalClient
 from tests.broker.raw_client import Gone, RawClient, Refused, encoded_message
 from tests.broker.wire import ServeProcess, administration
 
 from twinbus.amqp import sections
+
+pytestmark = pytest.mark.slow
 
 ROUNDS = 4
 PAIR = 2  # messages of a transaction
