@@ -100,7 +100,7 @@ fuzz: $(INSTALLED) ## Send a namespace a million frames and 100,000 requests tha
 live: $(INSTALLED) ## Check two real namespaces: TWINBUS_LIVE_PRIMARY, TWINBUS_LIVE_SECONDARY (LONG=1, THROTTLE=1)
 	@$(BIN)/python -m scripts.live
 
-bench-broker: $(INSTALLED) ## Measure the embedded namespace (QUICK=1 for a tenth)
+bench-broker: $(INSTALLED) ## Measure the embedded namespace (QUICK=1 for a tenth, AGAINST=commit)
 	@$(BIN)/python bench/broker.py
 
 bench-memory: $(INSTALLED) ## Push and store a million messages, and watch the memory (QUICK=1 for a tenth)

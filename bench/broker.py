@@ -1,7 +1,8 @@
 """What the embedded namespace costs, next to the SDK that uses it: `make bench-broker`.
 
 Every figure comes from one run against real `twinbus serve` processes, in interleaved rounds, so that ratios hold
-even on a noisy machine. `QUICK=1` does a tenth. The last line is one JSON object of the ratios.
+even on a noisy machine. `QUICK=1` does a tenth; `AGAINST=<commit>` takes turns with the namespace of that commit. The
+last line is one JSON object of the ratios.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SDK_SINGLE = 200 if QUICK else 1_500
 SDK_MANY = 1_000 if QUICK else 10_000
 RAW = 3_000 if QUICK else 30_000
 DURABILITIES = ("full", "normal", "memory")
+AGAINST = os.environ.get("AGAINST", "")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -46,17 +48,21 @@ class Sample:
 
 
 class Served:
-    """A `twinbus serve` process with one durability."""
+    """A `twinbus serve` process with one durability, of this source or another one."""
 
-    def __init__(self, durability: str, folder: Path) -> None:
+    def __init__(self, durability: str, folder: Path, source: Path | None = None) -> None:
         self.durability = durability
+        folder.mkdir(exist_ok=True)
         config = folder / f"{durability}.toml"
         config.write_text(
             f'durability = "{durability}"\n[namespaces.{durability}]\nport = 0\nqueues = ["sdk", "raw"]\n'
         )
         command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config)]
         self.process = subprocess.Popen(
-            [*command, "--data", str(folder / durability)], stdout=subprocess.PIPE, text=True
+            [*command, "--data", str(folder / durability)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | ({"PYTHONPATH": str(source)} if source else {}),
         )
         assert self.process.stdout is not None
         ready = json.loads(self.process.stdout.readline())
@@ -136,7 +142,30 @@ def median(samples: list[Sample], figure: Callable[[Sample], float]) -> float:
     return statistics.median(figure(sample) for sample in samples)
 
 
-def report(results: dict[str, dict[str, list[Sample]]]) -> dict[str, Any]:
+Results = dict[str, dict[str, list[Sample]]]
+
+
+def empty() -> Results:
+    return {durability: {row: [] for row in ROWS} for durability in DURABILITIES}
+
+
+def identifier(row: str, durability: str) -> str:
+    return f"{row.replace(',', '').replace(' ', '_').replace('(100)', '')}_{durability}"
+
+
+def rate(sample: Sample) -> float:
+    return sample.messages / sample.seconds
+
+
+def broker_cpu(sample: Sample) -> float:
+    return 1e6 * sample.broker / sample.messages
+
+
+def client_cpu(sample: Sample) -> float:
+    return 1e6 * sample.client / sample.messages
+
+
+def report(results: Results) -> dict[str, Any]:
     table = Table(title=f"{SIZE} byte messages, median of {ROUNDS} rounds")
     for heading in ("", "durability", "messages/s", "broker µs", "client µs", "broker/client CPU", "per broker core-s"):
         table.add_column(heading, justify="left" if heading in ("", "durability") else "right")
@@ -144,15 +173,12 @@ def report(results: dict[str, dict[str, list[Sample]]]) -> dict[str, Any]:
     for row in ROWS:
         for durability in DURABILITIES:
             samples = results[durability][row]
-            rate = median(samples, lambda s: s.messages / s.seconds)
-            broker = median(samples, lambda s: 1e6 * s.broker / s.messages)
-            client = median(samples, lambda s: 1e6 * s.client / s.messages)
+            broker, client = median(samples, broker_cpu), median(samples, client_cpu)
             per_core = 1e6 / broker if broker else float("inf")
             share = broker / client if client else float("inf")
-            table.add_row(
-                row, durability, f"{rate:,.0f}", f"{broker:.1f}", f"{client:.1f}", f"{share:.2f}", f"{per_core:,.0f}"
-            )
-            name = f"{row.replace(',', '').replace(' ', '_').replace('(100)', '')}_{durability}"
+            figures = (f"{median(samples, rate):,.0f}", f"{broker:.1f}", f"{client:.1f}")
+            table.add_row(row, durability, *figures, f"{share:.2f}", f"{per_core:,.0f}")
+            name = identifier(row, durability)
             if row.startswith("SDK"):
                 ratios[f"broker_cpu_over_client_cpu_{name}"] = round(share, 3)
             else:
@@ -162,20 +188,52 @@ def report(results: dict[str, dict[str, list[Sample]]]) -> dict[str, Any]:
     return ratios
 
 
+def compare(results: Results, before: Results) -> dict[str, float]:
+    """This source next to that of AGAINST, row by row."""
+    table = Table(title=f"the same next to {AGAINST}")
+    for heading in ("", "durability", "rate", "broker's CPU"):
+        table.add_column(heading, justify="left" if heading in ("", "durability") else "right")
+    ratios = {}
+    for row in ROWS:
+        for durability in DURABILITIES:
+            now, then = results[durability][row], before[durability][row]
+            speed = median(now, rate) / median(then, rate)
+            cpu = median(now, broker_cpu) / (median(then, broker_cpu) or float("nan"))
+            table.add_row(row, durability, f"{speed:.2f}", f"{cpu:.2f}")
+            name = identifier(row, durability)
+            ratios |= {f"rate_over_before_{name}": round(speed, 3), f"cpu_over_before_{name}": round(cpu, 3)}
+    Console(width=120).print(table)
+    return ratios
+
+
+def source_of(commit: str, folder: Path) -> Path:
+    """The source of a commit, written out."""
+    archive = subprocess.run(["git", "archive", commit, "src"], check=True, stdout=subprocess.PIPE).stdout
+    subprocess.run(["tar", "-x", "-C", str(folder)], check=True, input=archive)
+    return folder / "src"
+
+
 def main() -> None:
     frames = transfers(encoded_messages(RAW, SIZE))
-    results: dict[str, dict[str, list[Sample]]] = {d: {row: [] for row in ROWS} for d in DURABILITIES}
-    with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as folder, ExitStack() as stack:
-        servers = [Served(durability, Path(folder)) for durability in DURABILITIES]
-        for served in servers:
+    results, before = empty(), empty()
+    with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        servers = [(Served(durability, folder / "now"), results) for durability in DURABILITIES]
+        if AGAINST:
+            source = source_of(AGAINST, folder)
+            servers += [(Served(durability, folder / "before", source), before) for durability in DURABILITIES]
+        for served, _ in servers:
             stack.callback(served.stop)
         for number in range(ROUNDS + 1):  # the first round warms up and is not counted
-            for served in servers:
-                rows = results[served.durability] if number else {row: [] for row in ROWS}
+            for served, into in servers:
+                rows = (into if number else empty())[served.durability]
                 raw_round(served, rows, frames)
                 sdk_round(served, rows)
             print(f"round {number} of {ROUNDS}", file=sys.stderr)
-    print(json.dumps(report(results)))
+    ratios = report(results)
+    if AGAINST:
+        ratios |= compare(results, before)
+    print(json.dumps(ratios))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from twinbus.amqp.frames import (
     transfer_frames,
 )
 from twinbus.amqp.types import Symbol, Timestamp
-from twinbus.broker.security import ConnectionString, sign
+from twinbus.broker.security import sign
+from twinbus.pairing.connection_strings import ConnectionString
 
 MAX_FRAME = 65536
 WINDOW = 0x7FFFFFFF
@@ -274,7 +275,7 @@ class RawClient(asyncio.Protocol):
     async def put_token(self, entity: str, *, expires_at: float | None = None) -> None:
         """Show a token for an entity, good for an hour or until `expires_at`; raises `Refused`."""
         audience = f"sb://{self._address.host}:{self._address.port}/{entity}"
-        token = sign(audience, self._address.policy_name, self._address.key, expires_at or time.time() + 3600)
+        token = sign(audience, self._address.key_name, self._address.key, expires_at or time.time() + 3600)
         properties = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": audience}
         answer = await self.request("$cbs", properties, token)
         status = answer.properties["status-code"]

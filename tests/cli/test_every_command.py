@@ -20,8 +20,8 @@ from azure.servicebus import ServiceBusMessage
 from tests.cli.terminal import SECONDS, Terminal
 
 from twinbus import PairedServiceBusClient, SendAvailabilityOptions
-from twinbus.broker.security import ConnectionString
 from twinbus.ledger.writer import LedgerWriter
+from twinbus.pairing.connection_strings import ConnectionString
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -23,8 +23,8 @@ from tests.broker.wire import ServeProcess, administration
 from typer.testing import CliRunner
 
 from twinbus.amqp.frames import SASL_HEADER
-from twinbus.broker.security import ConnectionString
 from twinbus.cli.main import app
+from twinbus.pairing.connection_strings import ConnectionString
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def test_the_first_line_is_json_and_everything_in_it_works(tmp_path: Path) -> No
         for name, one in ready["namespaces"].items():
             assert list(one) == ["port", "connection_string"]
             parsed = ConnectionString.parse(one["connection_string"])
-            assert (parsed.host, parsed.port, parsed.plain) == ("127.0.0.1", one["port"], True)
+            assert (parsed.host, parsed.port, parsed.use_tls) == ("127.0.0.1", one["port"], False)
             for scheme in ("http", "https"):
                 url = f"{scheme}://127.0.0.1:{one['port']}/healthz"
                 with urllib.request.urlopen(url, timeout=SECONDS, context=context) as answer:

@@ -12,7 +12,8 @@ from tests.syphon.pumping import BACKLOG, Pair, numbered
 
 from twinbus.broker import Namespace
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.security import AccessPolicy, ConnectionString, Right, connection_string
+from twinbus.broker.security import AccessPolicy, Right, connection_string
+from twinbus.pairing.connection_strings import ConnectionString
 
 pytestmark = pytest.mark.slow
 

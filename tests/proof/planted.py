@@ -182,7 +182,7 @@ def complete_before_send() -> AbstractContextManager[None]:
 @bug("without a row of its move")
 def settle_without_a_row() -> AbstractContextManager[None]:
     """What the ledger has not stored yet is completed all the same."""
-    return replaced(LedgerGate, "add", lambda self, move: move.source.settle_now(move))
+    return replaced(LedgerGate, "pass_on", lambda self, move: move.source.settle_now(move))
 
 
 @bug("is a dead letter", first_seed=700)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -80,13 +79,11 @@ def test_a_hostile_connection_string_is_refused_everywhere_in_the_same_words(tex
         lambda text: PairedServiceBusClient.from_connection_strings(text, GOOD),
         lambda text: PairedServiceBusClient.from_connection_strings(GOOD, text),
     ):
-        began = time.monotonic()
         with pytest.raises(ValueError) as raised:  # noqa: PT011 - the text is looked at below
             read(text)  # type: ignore[operator]
         assert says in str(raised.value)
         assert len(str(raised.value)) < 200
         assert KEY not in str(raised.value)
-        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

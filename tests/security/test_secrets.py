@@ -24,8 +24,8 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus import PairedServiceBusClient, SendAvailabilityOptions, aio
-from twinbus.broker.security import ConnectionString
 from twinbus.ledger.writer import LedgerWriter
+from twinbus.pairing.connection_strings import ConnectionString
 from twinbus.testing import EmbeddedNamespace, twin_namespaces
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

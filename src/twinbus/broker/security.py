@@ -344,70 +344,26 @@ def sign(uri: str, policy_name: str, key: str, expires_at: float) -> str:
     return f"SharedAccessSignature sr={resource}&sig={signature}&se={expiry}&skn={quote_plus(policy_name)}"
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionString:
-    """What the connection string of an embedded namespace says."""
-
-    host: str
-    port: int
-    policy_name: str
-    key: str = field(repr=False)
-    entity: str | None = None
-    plain: bool = True
-
-    def format(self) -> str:
-        """The text that a client takes. It holds the key.
-
-        Raises:
-            ValueError: a part cannot be written down in a connection string.
-        """
-        texts = {"host": self.host, "policy_name": self.policy_name, "key": self.key, "entity": self.entity}
-        for name, value in texts.items():
-            if value is not None and (not value or ";" in value):
-                raise ValueError(f"{name} of a connection string must not be empty or hold a semicolon")
-        if not 1 <= self.port <= 65535:
-            raise ValueError("port of a connection string must be 1 to 65535")
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        parts = [f"Endpoint=sb://{host}:{self.port}"]
-        parts += [f"SharedAccessKeyName={self.policy_name}", f"SharedAccessKey={self.key}"]
-        if self.entity is not None:
-            parts.append(f"EntityPath={self.entity}")
-        if self.plain:
-            # The SDK compares the value letter by letter: "True" would mean TLS.
-            parts.append("UseDevelopmentEmulator=true")
-        return ";".join(parts)
-
-    @classmethod
-    def parse(cls, text: str) -> ConnectionString:
-        """Reads the text back.
-
-        Raises:
-            ValueError: a part is missing, twice there or out of bounds. The message never holds the key.
-        """
-        parts: dict[str, str] = {}
-        for part in filter(None, (part.strip() for part in text.split(";"))):
-            name, separator, value = part.partition("=")
-            if not separator or name.lower() in parts:
-                raise ValueError("a connection string is name=value parts, each once, with semicolons between")
-            parts[name.lower()] = value
-        for name in ("Endpoint", "SharedAccessKeyName", "SharedAccessKey"):
-            if not parts.get(name.lower()):
-                raise ValueError(f"{name} is missing from the connection string")
-        scheme, _, authority = parts["endpoint"].rstrip("/").partition("://")
-        match = _HOST_AND_PORT.fullmatch(authority)
-        if scheme.lower() != "sb" or match is None or not _bare_host(match["host"]):
-            raise ValueError("Endpoint of the connection string must be sb://host or sb://host:port")
-        plain = parts.get("usedevelopmentemulator") == "true"
-        port = int(match["port"] or (5672 if plain else 5671))
-        if not 1 <= port <= 65535:
-            raise ValueError("port of the connection string's Endpoint must be 1 to 65535")
-        name, key, entity = parts["sharedaccesskeyname"], parts["sharedaccesskey"], parts.get("entitypath")
-        return cls(_bare_host(match["host"]), port, name, key, entity, plain)
-
-
 def connection_string(host: str, port: int, policy: AccessPolicy, entity: str | None = None) -> str:
-    """The ready connection string, key included, of a namespace or one entity of it on `host` and `port`."""
-    return ConnectionString(_bare_host(host), port, policy.name, policy.primary_key, entity).format()
+    """The ready connection string, key included, of a namespace or one entity of it on `host` and `port`.
+
+    Raises:
+        ValueError: a part cannot be written down in a connection string. The message never holds the key.
+    """
+    host = _bare_host(host)
+    texts = {"host": host, "policy_name": policy.name, "key": policy.primary_key, "entity": entity}
+    for name, value in texts.items():
+        if value is not None and (not value or ";" in value):
+            raise ValueError(f"{name} of a connection string must not be empty or hold a semicolon")
+    if not 1 <= port <= 65535:
+        raise ValueError("port of a connection string must be 1 to 65535")
+    parts = [f"Endpoint=sb://{f'[{host}]' if ':' in host else host}:{port}"]
+    parts += [f"SharedAccessKeyName={policy.name}", f"SharedAccessKey={policy.primary_key}"]
+    if entity is not None:
+        parts.append(f"EntityPath={entity}")
+    # The SDK compares the value letter by letter: "True" would mean TLS.
+    parts.append("UseDevelopmentEmulator=true")
+    return ";".join(parts)
 
 
 def _digest(key: str, resource: str, expiry: str) -> bytes:

@@ -116,18 +116,13 @@ class Batch:
     # ---- what the lane says ----
 
     def complete(self, move: Move) -> None:
-        if self._gate.is_open:
-            self.settle_now(move)
-        else:
-            self._gate.add(move)
+        self._gate.pass_on(move)
 
     def dead_letter(self, move: Move, reason: str, description: str) -> None:
         move.condemn(reason, description)
-        if self._gate.is_open:
-            self.settle_now(move)
-        else:
+        if not self._gate.is_open:
             self._book.condemned(move)
-            self._gate.add(move)
+        self._gate.pass_on(move)
 
     def settle_now(self, move: Move) -> None:
         self._decide(move, OperationKind.DEAD_LETTER if move.reason else OperationKind.COMPLETE)

@@ -46,8 +46,11 @@ class LedgerGate:
         #: Ends when the ledger fails or stalls: nothing more may be received then.
         self.failed: asyncio.Future[BaseException] = self._loop.create_future()
 
-    def add(self, move: Move) -> None:
-        """Have a move settled when its rows are durable. Those that come meanwhile go together."""
+    def pass_on(self, move: Move) -> None:
+        """Have a move settled: at once, or when its rows are durable. Those that come meanwhile go together."""
+        if self.is_open:
+            move.source.settle_now(move)
+            return
         if self._has_given_up:
             self._turn_away([move])
             return
