@@ -25,7 +25,8 @@ from subscriptions import fan_out
 
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
-from twinbus.broker.security import ConnectionString, sign
+from twinbus.broker.security import sign
+from twinbus.pairing.connection_strings import ConnectionString
 
 SCALE = 10 if os.environ.get("QUICK") else 1
 ENTITIES = 10_000 // SCALE
@@ -100,7 +101,7 @@ def milliseconds(times: list[float]) -> tuple[float, float]:
 async def create_entities(served: Served) -> float:
     """Queues over the administration API; the seconds it took."""
     address = served.address
-    token = sign(f"http://{address.host}", address.policy_name, address.key, time.time() + 3600)
+    token = sign(f"http://{address.host}", address.key_name, address.key, time.time() + 3600)
     limit = asyncio.Semaphore(AT_ONCE)
     base = f"http://{address.host}:{address.port}"
     async with aiohttp.ClientSession(headers={"Authorization": token}) as session:
@@ -118,7 +119,7 @@ async def create_entities(served: Served) -> float:
 async def connect(served: Served, number: int, stack: AsyncExitStack, limit: asyncio.Semaphore) -> None:
     """A connection with a receiver that waits, each on another queue, as the SDK makes one."""
     address = served.address
-    key = f"\0{address.policy_name}\0{address.key}".encode()
+    key = f"\0{address.key_name}\0{address.key}".encode()
     queue = f"queue-{number % ENTITIES}"
     attach = amqp.Attach("link", 0, amqp.ROLE_RECEIVER, 0, 1, amqp.Source(queue), amqp.Target("bench"))
     hello = b"".join(

@@ -17,7 +17,7 @@ from twinbus.amqp import performatives as amqp
 from twinbus.amqp import sections
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
-from twinbus.broker.security import ConnectionString
+from twinbus.pairing.connection_strings import ConnectionString
 
 MAX_FRAME = 65536
 READ_BYTES = 1 << 18
@@ -55,7 +55,7 @@ class RawClient:
         address = self._address
         self._socket = socket.create_connection((address.host, address.port), STEP_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        key = f"\0{address.policy_name}\0{address.key}".encode()
+        key = f"\0{address.key_name}\0{address.key}".encode()
         self._socket.sendall(SASL_HEADER + frame(0, amqp.SaslInit("PLAIN", key), frame_type=TYPE_SASL))
         self._read_header()
         self._expect(amqp.SaslOutcome)
