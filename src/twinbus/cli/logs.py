@@ -7,6 +7,9 @@ import logging
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Annotated
+
+import typer
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -14,6 +17,9 @@ LEVELS = ("debug", "info", "warning", "error")
 class LogFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
+
+
+FormatOption = Annotated[LogFormat, typer.Option(help="Logs go to standard error.")]
 
 
 class JsonFormatter(logging.Formatter):

@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from .exits import BAD_USAGE, fail
 from .failing import failing
-from .logs import LEVELS, LogFormat, configure_logs
+from .logs import LEVELS, FormatOption, LogFormat, configure_logs
 from .quantities import seconds
+from .spark_options import MasterOption, MemoryOption, RemoteOption
 from .text import printable
 
 if TYPE_CHECKING:  # they need libraries of the extra `spark`
@@ -50,14 +51,8 @@ PatienceOption = Annotated[
         help="How long after a message was accepted its receivers must still report for it to be lost, such as 30m.",
     ),
 ]
-MasterOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where Spark runs, such as spark://host:7077. Else on this machine.")
-]
-RemoteOption = Annotated[str | None, typer.Option(metavar="URL", help="A Spark Connect server, such as sc://host.")]
-MemoryOption = Annotated[str | None, typer.Option(metavar="SIZE", help="What Spark gets, such as 4g.")]
 SlotsOption = Annotated[int | None, typer.Option(help="Tasks at once on this machine.", show_default="cores")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a run, for programs.")]
-FormatOption = Annotated[LogFormat, typer.Option(help="Logs go to standard error.")]
 LevelOption = Annotated[str, typer.Option(help=f"One of {', '.join(LEVELS)}.")]
 
 

@@ -24,7 +24,7 @@ from twinbus.broker.store import Durability, StoreError
 from .event_loop import run_loop, spare_the_collector
 from .exits import BAD_USAGE, fail
 from .failing import reason_with_place
-from .logs import LEVELS, LogFormat, configure_logs
+from .logs import LEVELS, FormatOption, LogFormat, configure_logs
 
 DEFAULT_NAMESPACE = "contoso=5672"
 DEFAULT_DATA = Path(".twinbus")
@@ -78,7 +78,7 @@ def serve(
         bool, typer.Option("--deliver-pings", help="Hand pings to receivers, as a service that no longer hides them.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line when ready, for programs.")] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="Logs go to standard error.")] = LogFormat.TEXT,
+    log_format: FormatOption = LogFormat.TEXT,
     log_level: Annotated[str, typer.Option(help=f"One of {', '.join(LEVELS)}.")] = "warning",
 ) -> None:
     """Serve Service-Bus-compatible namespaces on this machine until Ctrl-C.

@@ -28,8 +28,9 @@ from twinbus.syphon.terms import MAX_LOCK_SECONDS, Terms
 from .event_loop import run_loop, spare_the_collector
 from .exits import BAD_USAGE, fail
 from .failing import check_ledger, failing
-from .logs import LEVELS, LogFormat, configure_logs
+from .logs import LEVELS, FormatOption, LogFormat, configure_logs
 from .namespaces import Pair, PrimaryNameOption, PrimaryOption, SecondaryOption, Unanswered
+from .spark_options import MasterOption, MemoryOption, RemoteOption
 from .spark_syphon import SparkSyphon, spark_settings
 
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`
@@ -39,68 +40,72 @@ PROGRESS_EVERY = 1.0  # seconds
 PROGRESS_EVERY_WITHOUT_TERMINAL = 10.0
 
 
+UntilEmptyOption = Annotated[bool, typer.Option("--until-empty", help="End when nothing is left that can be moved.")]
+RateOption = Annotated[float | None, typer.Option(help="At most so many messages a second.")]
+DestinationOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATH", help="Move only messages for this queue or topic. May be given again."),
+]
+QueuesOption = Annotated[int, typer.Option(min=1, help="How many backlog queues there are.")]
+OrderOption = Annotated[str | None, typer.Option(help="session: keep the order within each session.")]
+TtlOption = Annotated[str, typer.Option(help="remaining: time in the backlog counts; restart: it does not.")]
+LockOption = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        max=MAX_LOCK_SECONDS,
+        metavar="SECONDS",
+        help="Lock duration of the backlog queues, if you know it.",
+        show_default=False,
+    ),
+]
+LedgerOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TWINBUS_LEDGER", metavar="PATH_OR_URL", help="Keep a ledger here: a folder, or a URL as abfs://…"
+    ),
+]
+LedgerModeOption = Annotated[
+    str, typer.Option(help="required: complete nothing that the ledger does not have; best_effort: go on without.")
+]
+SparkOption = Annotated[bool, typer.Option("--spark", help="Move with tasks of Spark, on this machine or a cluster.")]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Go on until Ctrl-C, as without --until-empty. With --spark.")
+]
+PumpsOption = Annotated[int | None, typer.Option(min=1, help="Most pumps at a time. With --spark.", show_default="10")]
+SliceOption = Annotated[
+    float | None,
+    typer.Option("--slice", metavar="SECONDS", help="Plan anew after so long. With --spark.", show_default="60"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+LevelOption = Annotated[
+    str | None, typer.Option(help=f"One of {', '.join(LEVELS)}.", show_default="warning, with --spark error")
+]
+
+
 def syphon(
     primary: PrimaryOption = "",
     secondary: SecondaryOption = "",
-    until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when nothing is left that can be moved.")
-    ] = False,
-    rate: Annotated[float | None, typer.Option(help="At most so many messages a second.")] = None,
-    destination: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", help="Move only messages for this queue or topic. May be given again."),
-    ] = None,
-    queues: Annotated[int, typer.Option(min=1, help="How many backlog queues there are.")] = 10,
+    until_empty: UntilEmptyOption = False,
+    rate: RateOption = None,
+    destination: DestinationOption = None,
+    queues: QueuesOption = 10,
     primary_name: PrimaryNameOption = None,
-    order: Annotated[str | None, typer.Option(help="session: keep the order within each session.")] = None,
-    ttl: Annotated[
-        str, typer.Option(help="remaining: time in the backlog counts; restart: it does not.")
-    ] = "remaining",
-    lock: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            max=MAX_LOCK_SECONDS,
-            metavar="SECONDS",
-            help="Lock duration of the backlog queues, if you know it.",
-            show_default=False,
-        ),
-    ] = None,
-    ledger: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TWINBUS_LEDGER", metavar="PATH_OR_URL", help="Keep a ledger here: a folder, or a URL as abfs://…"
-        ),
-    ] = None,
-    ledger_mode: Annotated[
-        str, typer.Option(help="required: complete nothing that the ledger does not have; best_effort: go on without.")
-    ] = "required",
-    spark: Annotated[
-        bool, typer.Option("--spark", help="Move with tasks of Spark, on this machine or a cluster.")
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Go on until Ctrl-C, as without --until-empty. With --spark.")
-    ] = False,
-    pumps: Annotated[
-        int | None, typer.Option(min=1, help="Most pumps at a time. With --spark.", show_default="10")
-    ] = None,
-    slice_seconds: Annotated[
-        float | None,
-        typer.Option("--slice", metavar="SECONDS", help="Plan anew after so long. With --spark.", show_default="60"),
-    ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Where Spark runs, such as spark://host:7077. Else on this machine."),
-    ] = None,
-    remote: Annotated[
-        str | None, typer.Option(metavar="URL", help="A Spark Connect server, such as sc://host.")
-    ] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="What Spark gets, such as 4g.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="Logs go to standard error.")] = LogFormat.TEXT,
-    log_level: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(LEVELS)}.", show_default="warning, with --spark error")
-    ] = None,
+    order: OrderOption = None,
+    ttl: TtlOption = "remaining",
+    lock: LockOption = None,
+    ledger: LedgerOption = None,
+    ledger_mode: LedgerModeOption = "required",
+    spark: SparkOption = False,
+    watch: WatchOption = False,
+    pumps: PumpsOption = None,
+    slice_seconds: SliceOption = None,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    memory: MemoryOption = None,
+    as_json: JsonOption = False,
+    log_format: FormatOption = LogFormat.TEXT,
+    log_level: LevelOption = None,
 ) -> None:
     """Move messages from the backlog queues of the secondary to where they belong in the primary.
 
