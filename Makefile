@@ -101,19 +101,19 @@ live: $(INSTALLED) ## Check two real namespaces: TWINBUS_LIVE_PRIMARY, TWINBUS_L
 	@$(BIN)/python -m scripts.live
 
 bench-broker: $(INSTALLED) ## Measure the embedded namespace (QUICK=1 for a tenth, AGAINST=commit)
-	@$(BIN)/python bench/broker.py
+	@$(BIN)/python -m bench.broker
 
 bench-memory: $(INSTALLED) ## Push and store a million messages, and watch the memory (QUICK=1 for a tenth)
-	@$(BIN)/python bench/memory.py
+	@$(BIN)/python -m bench.memory
 
 bench-many: $(INSTALLED) ## Hold 10,000 entities and 5,000 connections, and publish to 1,000 subscriptions (QUICK=1 for a tenth)
-	@$(BIN)/python bench/many.py
+	@$(BIN)/python -m bench.many
 
 bench-ledger: $(INSTALLED) ## Measure what the ledger costs a sender, and its files (QUICK=1 for a tenth)
-	@$(BIN)/python bench/ledger.py
+	@$(BIN)/python -m bench.ledger
 
 bench-pairing: $(INSTALLED) ## Measure what pairing costs, and how soon it is there in an outage (QUICK=1 for a tenth)
-	@$(BIN)/python bench/pairing.py
+	@$(BIN)/python -m bench.pairing
 
 bench-pipeline: $(INSTALLED) ## Measure the pipeline against DuckDB and Polars, and the syphon on Spark (BIG=1, QUICK=1)
 	@$(BIN)/python -m bench.pipeline

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from raw import RawClient, accepted, encoded_messages, transfers
+from bench.raw import RawClient, accepted, encoded_messages, transfers
 from rich.console import Console
 from rich.table import Table
 
@@ -192,7 +192,7 @@ def compare(results: Results, before: Results) -> dict[str, float]:
     table = Table(title=f"the same next to {AGAINST}")
     for heading in ("", "durability", "rate", "broker's CPU"):
         table.add_column(heading, justify="left" if heading in ("", "durability") else "right")
-    ratios = {}
+    ratios: dict[str, float] = {}
     for row in ROWS:
         for durability in DURABILITIES:
             now, then = results[durability][row], before[durability][row]

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from raw import RawClient, encoded_messages, transfers
-from subscriptions import fan_out
+from bench.raw import RawClient, encoded_messages, transfers
+from bench.subscriptions import fan_out
 
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame

@@ -1,4 +1,4 @@
-"""What a million messages do to a namespace's memory, and how fast a queue of a million opens: `bench/memory.py`.
+"""What a million messages do to a namespace's memory, and how fast a queue of a million opens: `make bench-memory`.
 
 First they pass through a queue, a part at a time; then they are stored and the namespace is started again. The last
 line is one JSON object. `QUICK=1` does a tenth; an argument names another number of messages.
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from raw import RawClient, accepted, encoded_messages, transfers
+from bench.raw import RawClient, accepted, encoded_messages, transfers
 
 SIZE = 1024
 PART = 20_000

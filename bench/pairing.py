@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+from bench import syphon
 from rich.console import Console
 from rich.table import Table
 
-import syphon
 from twinbus.broker import Fault, Kind, Namespace, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.pairing._async.sender import PairedSender as AsyncPairedSender

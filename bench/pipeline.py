@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +196,8 @@ def measure(watch: Stopwatch) -> dict[str, Any]:
     snapshots = {"week": ingest(spark, places["week"], stores["week"]).snapshot}  # warms up
     found["peak_memory_mb_of_a_tenth"], found["peak_memory_mb_of_a_worker_of_a_tenth"] = watch.peak_mb()
     for name in ("history", "repeats"):
-        snapshots[name] = watch.take(
-            f"ingest, {name}", lambda name=name: ingest(spark, places[name], stores[name]).snapshot
-        )
+        done = watch.take(f"ingest, {name}", partial(ingest, spark, places[name], stores[name]))
+        snapshots[name] = done.snapshot
     watch.take("ingest, nothing new", lambda: ingest(spark, places["history"], stores["history"]))
     rows = {name: sum(day.rows_in_files for day in snapshots[name].days.values()) for name in snapshots}
     found["ingest_rows_a_second"] = round(rows["history"] / watch.median("ingest, history"))

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def run(ledger: Path, expected: Expected | None, rounds: int, memory: str) -> di
                 rows = bench.measure(duck, lambda: bench.with_duckdb(SPREAD, unique=False), counts=is_warm)
                 bench.measure(counted, lambda: bench.with_duckdb(DISTINCT, unique=False), counts=is_warm)
                 bench.measure(unique, lambda: bench.with_duckdb(SPREAD, unique=True), counts=is_warm)
-                bench.measure(one_day, lambda state=state: bench.of_one_day(state), counts=is_warm)
+                bench.measure(one_day, partial(bench.of_one_day, state), counts=is_warm)
                 check(expected, state, rows)
         finally:
             bench.close()

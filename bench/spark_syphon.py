@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
+from bench.syphon import Served
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from syphon import Served
 from twinbus.pairing import sdk_seam
 from twinbus.pairing.envelope import wrap
 from twinbus.pipeline.drain.loop import Settings, SparkDrain
@@ -87,11 +88,13 @@ class Bench:
         result = json.loads(ran.stdout.splitlines()[-1])
         return _rate("the process", result["moved"], result["seconds"])
 
-    def on_spark(self, spark: object, pumps: int, count: int) -> tuple[float, int]:
+    def on_spark(self, spark: SparkSession, pumps: int, count: int) -> tuple[float, int]:
         self.fill(count)
-        sides = [Side.from_connection_string(one.connection_string) for one in (self._primary, self._secondary)]
+        primary, secondary = (
+            Side.from_connection_string(one.connection_string) for one in (self._primary, self._secondary)
+        )
         settings = Settings(pairing="contoso", pumps=pumps, ledger=str(self._folder / "ledger"))
-        report = asyncio.run(SparkDrain(spark, *sides, QUEUES, settings).run())  # type: ignore[arg-type]
+        report = asyncio.run(SparkDrain(spark, primary, secondary, QUEUES, settings).run())
         if report.drain.total.moved != count:
             raise RuntimeError(f"{report.drain.total.moved} of {count} messages were moved")
         return count / report.drain.seconds, report.slices

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from raw import RawClient, encoded_messages, transfers
+from bench.raw import RawClient, encoded_messages, transfers
 
 from twinbus.broker import SubscriptionDescription, TopicDescription
 from twinbus.broker.background import NamespaceThread

@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from raw import RawClient, encoded_messages, transfers
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
+from bench.raw import RawClient, encoded_messages, transfers
 from rich.console import Console
 from rich.table import Table
 
@@ -135,7 +135,7 @@ class Bench:
     def sdk_receive(self, samples: Samples) -> None:
         """Only receiving, in batches; settling is not counted."""
         self.fill(RECEIVED)
-        messages = []
+        messages: list[ServiceBusReceivedMessage] = []
         start = time.perf_counter()
         while len(messages) < RECEIVED:
             messages += self.from_backlog.receive_messages(LIST, max_wait_time=10)
