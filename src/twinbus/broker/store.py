@@ -156,6 +156,9 @@ class Store:
                 raise StoreError(f"the database {self.path} needs a file system with shared memory: a local disk")
             connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self.durability]}")
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            # A publish to a thousand subscriptions changes more pages than the cache holds; written before the commit,
+            # each would be written and read again and again.
+            connection.execute("PRAGMA cache_spill = OFF")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.execute("PRAGMA busy_timeout = 5000")
             # Some builds wipe what is deleted, which costs a write for every page that becomes free.
