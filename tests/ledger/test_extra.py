@@ -60,3 +60,12 @@ def test_the_command_names_the_extra() -> None:
     assert finished.stderr == (
         "twinbus ledger: a ledger of files needs pyarrow and fsspec: pip install 'twinbus[ledger]'\n"
     )
+
+
+@pytest.mark.parametrize("module", ["numpy", "pyspark"])
+@pytest.mark.parametrize("command", [["pipeline", "run", "."], ["pipeline", "watch", "."], ["demo"]])
+def test_commands_that_need_spark_say_so_first(module: str, command: list[str]) -> None:
+    program = f"del sys.modules['pyarrow'], sys.modules['fsspec']; sys.modules[{module!r}] = None\n"
+    finished = run(program + "from twinbus.cli.main import app\napp()", *command)
+    assert finished.returncode == 1
+    assert finished.stderr == f"twinbus {command[0]}: this needs Spark: pip install 'twinbus[spark]'\n"

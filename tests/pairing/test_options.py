@@ -195,9 +195,9 @@ def test_a_list_of_destinations_is_a_list_of_paths() -> None:
     for wrong in ("orders", 7, [7]):
         with pytest.raises(TypeError, match="destinations must be a"):
             SyphonOptions(destinations=wrong)  # type: ignore[arg-type]
-    for empty in ([], [""], ["/"]):
-        with pytest.raises(ValueError, match="destinations must name at least one path"):
-            SyphonOptions(destinations=empty)
+    for impossible in ([], [""], ["/"], ["orders", "a//b"], ["orders/$deadletterqueue"], ["sb://host/orders"]):
+        with pytest.raises(ValueError, match="destinations must be paths of queues or topics"):
+            SyphonOptions(destinations=impossible)
 
 
 def test_options_take_names_only() -> None:

@@ -98,7 +98,10 @@ def test_reconciliation_can_be_left_out_and_results_kept_elsewhere(
         (["run", "{ledger}", "--log-level", "loud"], 2, "--log-level must be one of"),
         (["run", "{ledger}", "--patience", "31d"], 2, "--patience must be from 0 to 30 days, not 31d"),
         (["watch", "{ledger}", "--patience", "soon"], 2, "--patience must be a duration"),
-        (["run", "{ledger}", "--results", "sftp://host/x"], 2, "sftp"),
+        (["run", "{ledger}", "--results", "sftp://host/x"], 2, "--results: "),
+        (["run", "{ledger}", "--results", "{ledger}"], 2, "--results must be a place of their own"),
+        (["run", "{ledger}", "--results", "{file}"], 2, "--results must be a folder"),
+        (["run", "{ledger}", "--results", "/proc/none/here"], 1, "--results: the folder cannot be made"),
         (["run", "{ledger}", "--master", "nonsense"], 2, "master must be one of"),
         (["run", "{ledger}", "--memory", "much"], 2, "memory must be"),
         (["run", "{ledger}", "--master", "local[2]", "--remote", "sc://host"], 2, "not both"),
@@ -107,7 +110,9 @@ def test_reconciliation_can_be_left_out_and_results_kept_elsewhere(
 def test_what_cannot_be_done_is_said_in_a_line(
     arguments: list[str], code: int, message: str, ledger: Path, spark: SparkSession
 ) -> None:
-    places = {"{nothing}": str(ledger.with_name("nothing")), "{ledger}": str(ledger)}
+    file = ledger.with_name("file")
+    file.touch()
+    places = {"{nothing}": str(ledger.with_name("nothing")), "{ledger}": str(ledger), "{file}": str(file)}
     result = run(*(places.get(one, one) for one in arguments))
     assert result.exit_code == code, result.output
     assert result.stderr.startswith("twinbus pipeline: ")

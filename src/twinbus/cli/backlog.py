@@ -21,7 +21,7 @@ from twinbus.pairing.naming import backlog_path, entity_key
 from twinbus.syphon.errors import AmqpError
 from twinbus.syphon.verdicts import NOT_FOUND
 
-from .failing import check_ledger, failing
+from .failing import failing
 from .namespaces import (
     JsonOption,
     Pair,
@@ -32,6 +32,7 @@ from .namespaces import (
     SecondaryOption,
     Unanswered,
 )
+from .places import check_ledger
 from .text import aligned, printable, size
 
 if TYPE_CHECKING:  # it needs libraries of the extra `ledger`

@@ -18,8 +18,10 @@ from rich.console import Console
 
 from twinbus.ledger.errors import ExtraMissing
 from twinbus.pipeline.errors import PipelineError
+from twinbus.pipeline.session import require_spark
 
 from .exits import BAD_USAGE, fail
+from .failing import reason_with_place
 from .logs import LogFormat, configure_logs
 
 if TYPE_CHECKING:
@@ -59,13 +61,16 @@ def demo(
     console = Console(highlight=False, stderr=as_json)
     place = nullcontext(str(folder)) if folder is not None else tempfile.TemporaryDirectory(prefix="twinbus-demo-")
     try:
+        require_spark()  # it is needed in the end: better said now
         with place as name:
             ending = _run(Path(name), console, fault, seconds, seed)
             html = ending.html if folder is not None else _kept(ending.html)
     except KeyboardInterrupt:
         fail("twinbus demo", "stopped")
-    except (ExtraMissing, PipelineError, TimeoutError, RuntimeError, OSError) as error:
+    except (ExtraMissing, PipelineError, TimeoutError, RuntimeError) as error:
         fail("twinbus demo", str(error))
+    except OSError as error:
+        fail("twinbus demo", reason_with_place(error))
     _tell(console, ending, html)
     if as_json:
         typer.echo(json.dumps({**ending.to_json(), "report": str(html)}))

@@ -6,8 +6,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EACCES
-from pathlib import Path
 
 from twinbus.ledger.errors import LedgerError
 from twinbus.pipeline.errors import PipelineError
@@ -59,21 +57,3 @@ def system_words(error: OSError) -> str:
     if error.errno is not None and error.errno > 0 and error.filename is None and "call failed" in str(error):
         return os.strerror(error.errno)
     return error.strerror or first_line(error)
-
-
-def check_ledger(url: str) -> None:
-    """Refuse a ledger that cannot be kept there before any message is moved. Raises `ValueError`, `OSError`."""
-    from twinbus.ledger.store import open_store
-
-    try:
-        open_store(url)
-    except ValueError as error:
-        raise ValueError(f"--ledger: {error}") from None
-    if "://" in url:
-        return
-    try:
-        Path(url).mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"--ledger must be a folder, which {url} is not") from None
-    if not os.access(url, os.W_OK | os.X_OK):
-        raise PermissionError(EACCES, "files cannot be made here", url)

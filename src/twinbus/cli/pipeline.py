@@ -15,9 +15,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from twinbus.pipeline.session import require_spark
+
 from .exits import BAD_USAGE, fail
 from .failing import failing
 from .logs import LEVELS, FormatOption, LogFormat, configure_logs
+from .places import check_results
 from .quantities import seconds
 from .spark_options import MasterOption, MemoryOption, RemoteOption
 from .text import printable
@@ -131,6 +134,7 @@ def _work(log_format: LogFormat, log_level: str) -> Iterator[None]:
         fail("twinbus pipeline", f"--log-level must be one of {', '.join(LEVELS)}, not {log_level!r}", BAD_USAGE)
     configure_logs(log_format, log_level)
     with failing("twinbus pipeline"):
+        require_spark()
         yield
 
 
@@ -139,7 +143,9 @@ def _open(ledger: str, results: str | None) -> Results:
     from twinbus.pipeline.results import Results, default_results
 
     require_ledger(open_store(ledger))  # Spark takes seconds to start
-    return Results.open(results or default_results(ledger))
+    place = results or default_results(ledger)
+    check_results(place, ledger)
+    return Results.open(place)
 
 
 @contextmanager

@@ -15,8 +15,10 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Collection, Mapping
+from inspect import unwrap
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
@@ -93,22 +95,41 @@ def _apply(command: Any, where: str, shared: Mapping[str, Any], table: Mapping[s
             _apply(one, f"{where}.{name}", shared, table.get(name, {}))
         return
     options = {option.name: option for option in command.params if isinstance(option, TyperOption)}
+    hints = get_type_hints(unwrap(command.callback))
     for key, value in table.items():
         option = options.get(key.replace("-", "_"))
         if option is None:
             raise BadSettings(f"{FILE}: [{where}] {key} is not an option of twinbus {where.replace('.', ' ')}")
-        _set(option, key, where, value)
+        _set(option, hints[str(option.name)], f"[{where}] {key}", value)
     for key, value in shared.items():
         if key in options and key not in table:
-            _set(options[key], key, where, value)
+            _set(options[key], hints[key], key, value)
     if isinstance(shared.get("ledger"), str):
         for argument in command.params:
             if isinstance(argument, TyperArgument) and f"{where} {argument.name}" in LEDGER_ARGUMENTS:
                 argument.default, argument.required = shared["ledger"], False
 
 
-def _set(option: TyperOption, key: str, where: str, value: Any) -> None:
-    if isinstance(value, Mapping) or (isinstance(value, list) and not option.multiple):
-        raise BadSettings(f"{FILE}: {key} for twinbus {where} must be a single value")
+def _set(option: TyperOption, hint: Any, place: str, value: Any) -> None:
+    if (wanted := _mismatch(hint, value)) is not None:
+        raise BadSettings(f"{FILE}: {place} must be {wanted}")
+    least, most = getattr(option, "min", None), getattr(option, "max", None)
+    if (least is not None and value < least) or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise BadSettings(f"{FILE}: {place} must be {bounds}")
     option.default = value
     option.show_default = False  # it may be a key
+
+
+def _mismatch(hint: Any, value: Any) -> str | None:
+    """What a value of an option must be, if it is not: None if it is."""
+    kinds = [one for one in get_args(hint) if one is not NoneType] if isinstance(hint, UnionType) else [hint]
+    if get_origin(kinds[0]) is list:
+        return None if isinstance(value, list) and all(isinstance(one, str) for one in value) else "a list of texts"
+    if kinds[0] is bool:
+        return None if isinstance(value, bool) else "true or false"
+    if kinds[0] is int:
+        return None if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
+    if kinds[0] is float:
+        return None if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
+    return None if isinstance(value, str) else "a text"

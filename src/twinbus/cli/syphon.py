@@ -27,9 +27,10 @@ from twinbus.syphon.terms import MAX_LOCK_SECONDS, Terms
 
 from .event_loop import run_loop, spare_the_collector
 from .exits import BAD_USAGE, fail
-from .failing import check_ledger, failing
+from .failing import failing
 from .logs import LEVELS, FormatOption, LogFormat, configure_logs
 from .namespaces import Pair, PrimaryNameOption, PrimaryOption, SecondaryOption, Unanswered
+from .places import check_ledger
 from .spark_options import MasterOption, MemoryOption, RemoteOption
 from .spark_syphon import SparkSyphon, spark_settings
 
@@ -166,7 +167,7 @@ def _run_here(work: _Work, as_json: bool) -> None:
     """Move messages in this process, and say what came of it."""
     with work.writer or nullcontext():
         report = run_loop(work.run())
-    typer.echo(json.dumps(report.to_json()) if as_json else as_text(report))
+    typer.echo(json.dumps(report.to_json()) if as_json else as_text(report, work.count))
     if work.writer is not None and work.writer.status().dropped_rows:
         typer.echo(f"twinbus syphon: {work.writer.status().dropped_rows} rows of the ledger are lost", err=True)
     _conclude(report, work.count, work.until_empty and work.is_stopped)
@@ -177,7 +178,7 @@ def _run_on_spark(work: SparkSyphon, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(report.to_json()))
     else:
-        typer.echo(as_text(report.drain))
+        typer.echo(as_text(report.drain, work.count))
         if report.repeated:
             typer.echo(f"{report.repeated} tasks were lost and repeated: what those had moved only the ledger knows")
     _conclude(report.drain, work.count, is_stopped and not work.watch)
@@ -206,8 +207,8 @@ def _open_ledger(url: str | None) -> LedgerWriter | None:
     return LedgerWriter(url)
 
 
-def as_text(report: DrainReport) -> str:
-    """The result for people: a line for each destination, and the sum."""
+def as_text(report: DrainReport, queues: int) -> str:
+    """The result for people: a line for each destination, the sum, and how many of so many queues there were."""
     lines = []
     for path, tally in sorted(report.destinations.items()):
         figures = ", ".join(f"{count:,} {what}" for what, count in asdict(tally).items() if count)
@@ -215,7 +216,14 @@ def as_text(report: DrainReport) -> str:
     total = report.total
     lines.append(f"{total.moved:,} moved in {report.seconds:.1f} s")
     lines.append(f"dead-lettered: {total.expired:,} expired, {total.poison:,} poison, {report.malformed:,} malformed")
-    lines.append(f"left in the backlog: {total.parked:,} parked, {report.held:,} locked by others")
+    gone = sorted(report.missing)
+    there = queues - len(gone)
+    where = f"in {there:,} backlog queue{'' if there == 1 else 's'}"  # of others it knows nothing
+    lines.append(f"left {where}: {total.parked:,} parked, {report.held:,} locked by others")
+    if gone:
+        which = gone[0] if len(gone) == 1 else f"{gone[0]}, …"
+        verb = "does" if len(gone) == 1 else "do"
+        lines.append(f"{len(gone):,} of the {queues:,} queues that --queues says {verb} not exist: {which}")
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal, get_args, overload
 
 from .failover import MAX_PING_INTERVAL
-from .naming import check_primary_name, entity_key
+from .naming import check_primary_name, entity_key, is_entity_path
 from .policy import FailoverPolicy
 
 Probe = Literal["ping", "link"]
@@ -167,6 +167,7 @@ def _paths(destinations: Any) -> frozenset[str]:
         raise TypeError(f"destinations must be a collection of paths, or None for all, not {destinations!r}")
     for path in destinations:
         _check_type("each of destinations", path, str)
-    if not destinations or not all(map(entity_key, destinations)):
-        raise ValueError(f"destinations must name at least one path and no empty one, not {destinations!r}")
-    return frozenset(map(entity_key, destinations))
+    keys = frozenset(map(entity_key, destinations))
+    if not keys or not all(map(is_entity_path, keys)):
+        raise ValueError(f"destinations must be paths of queues or topics, at least one, not {destinations!r}")
+    return keys

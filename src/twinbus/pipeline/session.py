@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -68,6 +69,12 @@ AT_START = (
     "spark.driver.extraClassPath",
     "spark.jars.packages",
 )
+
+
+def require_spark() -> None:
+    """Raises SparkMissing if something that the extra `spark` installs is not there. Starts and imports nothing."""
+    if any(find_spec(name) is None for name in ("numpy", "pandas", "pyarrow", "pyspark")):
+        raise SparkMissing
 
 
 def spark_session(
