@@ -17,6 +17,7 @@ from twinbus.pairing.events import Moved
 from twinbus.pairing.naming import entity_key
 
 from .bookkeeping import Book
+from .complaints import Complaints
 from .connection import Connection
 from .connector import Connector
 from .deferred import Look, look_through
@@ -78,6 +79,7 @@ class Pump:
             terms.on_settled,
             lambda: self.restorer.broker_ms(self._loop.time()),
         )
+        self._complaints = Complaints(queue, terms.events)
         self._memory = Memory()
         self._gate = LedgerGate(terms.flush, self._memory, lambda: self.restorer.seconds_to_move)
         self._management: Management | None = None
@@ -223,7 +225,7 @@ class Pump:
                         return
                     if until_empty and failures >= MAX_FAILURES:
                         raise
-                    logger.warning("%s is not received from: %s", self.queue, error)
+                    self._complaints.add(error)
                 if failures == 1:
                     backoff.reset()
                 await self._sleep(backoff.next())
@@ -275,6 +277,7 @@ class Pump:
         if self._closing.done():
             return
         self._retire_intake()
+        self._complaints.withdraw()
         self.intake = intake
         drain = self._loop.create_task(Drain(self, self._terms.is_extra).run(intake)) if until_empty else None
         ends: list[asyncio.Future[Any]] = [intake.ended, self._closing, self._gate.failed, *([drain] if drain else [])]
