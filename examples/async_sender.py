@@ -26,7 +26,11 @@ def tell(event: Event) -> None:
 
 async def main() -> None:
     options = SendAvailabilityOptions(
-        failover_interval=0, ping_primary_interval=1, attempt_timeout=5, enable_syphon=True
+        failover_interval=0,
+        ping_primary_interval=1,
+        attempt_timeout=5,
+        enable_syphon=True,
+        primary_name=os.environ.get("TWINBUS_PRIMARY_NAME"),
     )
     primary, secondary = os.environ["TWINBUS_PRIMARY"], os.environ["TWINBUS_SECONDARY"]
     async with PairedServiceBusClient.from_connection_strings(primary, secondary, options=options) as client:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from twinbus import PairedSender, PairedServiceBusClient
+from twinbus import PairedSender, PairedServiceBusClient, SendAvailabilityOptions
 
 
 def send_all(sender: PairedSender, lines: Iterable[str]) -> None:
@@ -38,9 +38,10 @@ def send(sender: PairedSender, batch: ServiceBusMessageBatch) -> None:
 
 
 def main() -> None:
+    options = SendAvailabilityOptions(primary_name=os.environ.get("TWINBUS_PRIMARY_NAME"))
     primary, secondary = os.environ["TWINBUS_PRIMARY"], os.environ["TWINBUS_SECONDARY"]
     with (
-        PairedServiceBusClient.from_connection_strings(primary, secondary) as client,
+        PairedServiceBusClient.from_connection_strings(primary, secondary, options=options) as client,
         client.get_queue_sender("orders") as sender,
     ):
         send_all(sender, sys.stdin)

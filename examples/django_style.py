@@ -18,13 +18,14 @@ from wsgiref.simple_server import make_server
 
 from azure.servicebus import ServiceBusMessage
 
-from twinbus import PairedSender, PairedServiceBusClient, TwinbusError
+from twinbus import PairedSender, PairedServiceBusClient, SendAvailabilityOptions, TwinbusError
 
 
 @cache
 def client() -> PairedServiceBusClient:
     # Not at import: servers fork after that, and a connection or thread does not survive a fork.
-    made = PairedServiceBusClient(os.environ["TWINBUS_PRIMARY"], os.environ["TWINBUS_SECONDARY"])
+    options = SendAvailabilityOptions(primary_name=os.environ.get("TWINBUS_PRIMARY_NAME"))
+    made = PairedServiceBusClient(os.environ["TWINBUS_PRIMARY"], os.environ["TWINBUS_SECONDARY"], options)
     atexit.register(made.close)
     made.start()
     return made

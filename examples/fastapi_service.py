@@ -25,7 +25,8 @@ class Order(BaseModel):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    options = SendAvailabilityOptions(failover_interval=10, attempt_timeout=3, enable_syphon=True)
+    name = os.environ.get("TWINBUS_PRIMARY_NAME")
+    options = SendAvailabilityOptions(failover_interval=10, attempt_timeout=3, enable_syphon=True, primary_name=name)
     primary, secondary = os.environ["TWINBUS_PRIMARY"], os.environ["TWINBUS_SECONDARY"]
     async with PairedServiceBusClient.from_connection_strings(primary, secondary, options=options) as client:
         app.state.client, app.state.orders = client, client.get_queue_sender("orders")

@@ -14,7 +14,7 @@ from twinbus import BacklogUnavailableError, PairedServiceBusClient, SendAvailab
 
 
 def main() -> int:
-    options = SendAvailabilityOptions(attempt_timeout=5)
+    options = SendAvailabilityOptions(attempt_timeout=5, primary_name=os.environ.get("TWINBUS_PRIMARY_NAME"))
     primary, secondary = os.environ["TWINBUS_PRIMARY"], os.environ["TWINBUS_SECONDARY"]
     with (
         PairedServiceBusClient.from_connection_strings(primary, secondary, options=options) as client,

@@ -14,7 +14,7 @@ from twinbus.testing import TwinNamespaces
 
 @pytest.fixture
 def client(twinbus_namespaces: TwinNamespaces) -> Iterator[PairedServiceBusClient]:
-    """`twinbus_namespaces` comes with `pip install twinbus`; there is nothing to import or start."""
+    """`twinbus_namespaces` comes with twinbus; there is nothing to import or start."""
     primary, secondary = twinbus_namespaces
     primary.create_queue("orders")
     options = SendAvailabilityOptions(failover_interval=0, backlog_queue_count=1)

@@ -130,6 +130,14 @@ class Connection:
             await self._wire.end(ConnectionLost("the connection was given up before it was open"))
             raise
 
+    async def show_token(self, path: str = "", *, seconds: float | None = None) -> None:
+        """Show a token for an entity, or for the namespace itself, to see whether the key is good; no link needs it.
+
+        Raises `AuthenticationFailed` with the peer's answer, `TimedOut` or `ConnectionLost`.
+        """
+        seconds = self._timeout if seconds is None else seconds
+        self._tokens.leave(await self._tokens.enter(self.endpoint.audience(path), seconds))
+
     # ---- links ----
 
     async def attach_sender(self, path: str, *, seconds: float | None = None, on_end: OnEnd | None = None) -> Sender:

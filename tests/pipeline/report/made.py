@@ -49,6 +49,13 @@ class Made:
                 )
         return self
 
+    def drained(self, entities: Iterable[str], at: int, count: int) -> Made:
+        """What a syphon records, of an outage that no sender tells of."""
+        for entity in entities:
+            self._use(at, entity, OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, count)
+            self._use(at, entity, OperationKind.SEND, Stage.PRIMARY_SEND, count)
+        return self
+
     def outage(
         self, entities: Iterable[str], began: int, minutes: int, *, each: int = 10, is_back: bool = True, left: int = 0
     ) -> Made:

@@ -171,6 +171,13 @@ def test_a_calm_week_is_good_news_without_an_outage(tmp_path: Path) -> None:
     assert "Every entity was healthy for the whole period." in page.text
 
 
+def test_an_outage_that_only_the_syphon_tells_of_is_not_called_a_calm_week(tmp_path: Path) -> None:
+    page = page_of(Made().drained(NAMES[:1], START + DAY, 7).judged(NAMES), tmp_path)[1]
+    assert "No outage" not in page.text
+    assert "Every entity was healthy" not in page.text
+    assert "A syphon brought messages home (7 operations), but no sender keeps rows in this ledger." in page.text
+
+
 def test_an_outage_that_is_not_over_is_drawn_to_the_end_of_the_period(tmp_path: Path) -> None:
     made = Made(days=2).traffic(NAMES).outage(NAMES, START + DAY, 90, is_back=False).judged(NAMES, in_flight=2_700)
     page = page_of(made, tmp_path)[1]

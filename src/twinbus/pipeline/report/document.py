@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from twinbus.ledger.recorder import Stage
+
 from .costs import Cost
 from .formats import iso
 from .happenings import Backlog, Incident, Timeline
@@ -107,6 +109,12 @@ class Report:
     #: Rows that the ledger says it lacks.
     dropped_rows: int
     set_aside: tuple[Aside, ...]
+
+    @property
+    def moved_unseen(self) -> int:
+        """Messages that were brought home though no sender tells of an outage: senders kept no ledger, or another."""
+        part = self.cost.stages.get(Stage.PRIMARY_SEND) if self.cost and not self.outages else None
+        return part.operations if part else 0
 
     def to_json(self) -> dict[str, Any]:
         """The documented contract: times in ISO 8601 and UTC, amounts of money as texts with all their digits."""

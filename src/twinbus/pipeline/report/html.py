@@ -19,7 +19,7 @@ from .document import Report
 from .headline import MEANINGS
 from .history_figures import incident_view, largest, overview
 from .plots import ROWS, Figure
-from .stories import card_texts, latency_name
+from .stories import card_texts, latency_name, moved_unseen_text
 
 #: Messages that are listed at once; more can be opened.
 ANOMALIES = 12
@@ -32,6 +32,7 @@ def render(report: Report) -> str:
     return _template().render(
         report=report,
         cards=card_texts(report),
+        moved_unseen=moved_unseen_text(report),
         overview=overview(report),
         incidents=[incident_view(report, one) for one in largest(report.incidents)],
         entities=_entities(report.summary),

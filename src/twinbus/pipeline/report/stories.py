@@ -55,6 +55,8 @@ def card_texts(report: Report) -> list[Card]:
 def _happened(report: Report) -> tuple[str, str]:
     if report.period is None:
         return "Nothing yet", "The ledger has no rows."
+    if report.moved_unseen:
+        return "Not known", f"{moved_unseen_text(report)} Senders that record would tell of the outage."
     if not report.incidents:
         return "No outage", "Every entity was healthy for the whole period."
     entities = {(one.pairing, one.entity) for one in report.outages}
@@ -64,6 +66,12 @@ def _happened(report: Report) -> tuple[str, str]:
     more = f"The longest lasted {duration(longest)}." if longest is not None else ""
     open_text = f"{plural(away, 'is', 'are')} not over." if away else ""
     return plural(len(report.incidents), "outage"), " ".join(one for one in (text, more, open_text) if one)
+
+
+def moved_unseen_text(report: Report) -> str:
+    """That there was an outage of which no sender has kept a row."""
+    moved = plural(report.moved_unseen, "operation")
+    return f"A syphon brought messages home ({moved}), but no sender keeps rows in this ledger."
 
 
 def _diverted(report: Report) -> int:
