@@ -297,7 +297,7 @@ async def test_status_tells_from_the_ledger_where_sends_go_and_who_drains(pair: 
     assert "nobody has moved anything home" in (await invoke(pair, "status", "--ledger", ledger)).stdout
     with LedgerWriter(ledger) as writer:
         writer.record(row("orders", Stage.PRIMARY_SEND, Outcome.DONE))
-    assert "somebody is draining" in (await invoke(pair, "status", "--ledger", ledger)).stdout
+    assert "the last message went home" in (await invoke(pair, "status", "--ledger", ledger)).stdout
 
 
 def row(entity: str, stage: Stage, outcome: Outcome) -> Operation:

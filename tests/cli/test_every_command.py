@@ -123,8 +123,10 @@ def test_every_command_is_on_the_page() -> None:
 
 
 def test_status_before_anything_has_happened(shop: Shop) -> None:
-    assert "there are no backlog queues yet" in shop.says("status")
-    assert shop.json("status")["well"]
+    text = shop.says("status", code=1)
+    assert "there are no backlog queues of contoso in 127.0.0.1:" in text
+    assert "A client makes them when it starts" in text
+    assert not shop.json("status", code=1)["well"]
 
 
 def test_the_backlog_is_shown_within_80_columns_and_no_path_is_broken(shop: Shop) -> None:
@@ -154,7 +156,7 @@ def test_the_syphon_shows_how_far_it_is_and_ends_when_all_is_home(shop: Shop) ->
     assert code == 0
     assert f"{LONG}: 5 moved" in text
     assert "35 moved in" in text
-    assert "somebody is draining" in shop.says("status", "--ledger", "ledger")
+    assert "the last message went home" in shop.says("status", "--ledger", "ledger")
 
 
 def test_ctrl_c_ends_a_syphon_that_runs_for_good(shop: Shop) -> None:

@@ -107,7 +107,16 @@ async def test_only_the_given_destinations_are_moved_and_people_get_text(pair: P
     assert code == 1
     assert "bills: 3 parked" in output
     assert "orders: 5 moved" in output
-    assert "left in the backlog: 3 parked, 0 locked by others" in output
+    assert "left in 1 backlog queue: 3 parked, 0 locked by others" in output
+
+
+async def test_people_are_told_how_many_queues_it_looked_into_and_how_many_do_not_exist(pair: Pair) -> None:
+    code, output, _ = await run(pair, "--until-empty", "--queues", "3")
+    assert code == 0
+    assert output.splitlines()[-2:] == [
+        "left in 1 backlog queue: 0 parked, 0 locked by others",
+        "2 of the 3 queues that --queues says do not exist: contoso/x-servicebus-transfer/1, …",
+    ]
 
 
 async def test_queues_that_do_not_exist_end_with_1_and_are_named(pair: Pair) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 
-from twinbus.operations.backlog import BacklogQueueView, list_queues
+from twinbus.operations.backlog import BacklogQueueView, list_queues, paired_names
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.naming import backlog_path
 from twinbus.syphon.connector import Side
@@ -101,6 +101,11 @@ class Pair:
         """
         async with _asking("secondary", self.secondary_namespace) as administration:
             return await list_queues(administration, name, used)
+
+    async def paired_names(self) -> list[str]:
+        """The names of all primaries that have backlog queues in the secondary. Raises as `backlog_queues`."""
+        async with _asking("secondary", self.secondary_namespace) as administration:
+            return await paired_names(administration)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from twinbus.amqp import sections
 from twinbus.amqp.types import DecodeError
 from twinbus.ledger.recorder import NullRecorder
-from twinbus.pairing.naming import parse_backlog_path
+from twinbus.pairing.naming import BacklogPath, parse_backlog_path
 from twinbus.syphon.bookkeeping import Book
 from twinbus.syphon.connection import Connection
 from twinbus.syphon.deferred import PAGE, look_through
@@ -80,8 +80,21 @@ async def list_queues(
     return sorted(found, key=lambda queue: queue.index)
 
 
+async def paired_names(administration: ServiceBusAdministrationClient) -> list[str]:
+    """The names of all primaries that have backlog queues in the secondary. Needs the right to manage.
+
+    Raises `azure.core.exceptions.AzureError`.
+    """
+    found = {path.primary_name async for queue in administration.list_queues() if (path := _parts_of(queue.name))}
+    return sorted(found)
+
+
+def _parts_of(name: str | None) -> BacklogPath | None:
+    return parse_backlog_path(name or "")
+
+
 def _index_of(name: str | None, primary_name: str) -> int | None:
-    path = parse_backlog_path(name or "")
+    path = _parts_of(name)
     return path.index if path is not None and path.primary_name.lower() == primary_name.lower() else None
 
 

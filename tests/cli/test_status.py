@@ -1,0 +1,319 @@
+"""`twinbus status` as a check: it is green only if everything was seen to be well, with the rights that people have."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.test_backlog import give_up, invoke, row
+from tests.syphon.bus import connect
+from tests.syphon.pumping import BACKLOG, Pair, envelope, numbered
+from typer.testing import Result
+
+from twinbus.broker import DEFAULT, Fault, Kind, Namespace, NamespaceConfig, Operation, QueueDescription
+from twinbus.broker.config import PolicyConfig
+from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.security import AccessPolicy, Right, connection_string
+from twinbus.cli import pair_status
+from twinbus.ledger import Outcome, Stage
+from twinbus.ledger.writer import LedgerWriter
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "at-three-in-the-morning.md"
+SECOND = "contoso/x-servicebus-transfer/1"
+WRONG = "c2VjcmV0"
+
+#: Each of these is printed by `status`, which a test below sees, and explained by the guide's table.
+EXPLAINED = {
+    "primary: does not answer",
+    "secondary: does not answer",
+    "refuses: the key is wrong",
+    "its name must be asked for, or given: --primary-name",
+    "sizes are not known",
+    "there are no backlog queues of",
+    "that --queues says do not exist",
+    "not in use",
+    "may be looked into",
+    "amqp:unauthorized-access",
+    "the backlog is empty",
+    "dead letters",
+    "parked",
+    "full",
+    "oldest",
+    "nobody has moved anything home in that time",
+    "the last message went home",
+    "the ledger has no rows of that time",
+    "sends go to",
+    "backlog",
+    "suspect",
+    "unknown",
+    "failed over by hand?",
+}
+
+
+class Shop(Pair):
+    """Namespaces with the policies that the guides recommend: one may only send, one only listen."""
+
+    def __init__(self) -> None:
+        super().__init__(DEFAULT)
+        sender, reader = (PolicyConfig(name, frozenset({right})) for name, right in RIGHTS.items())
+        self.primary = Namespace(NamespaceConfig("contoso", port=0, policies=(sender,)), profile=DEFAULT)
+        config = NamespaceConfig("fabrikam", port=0, policies=(sender, reader))
+        self.secondary = Namespace(config, profile=DEFAULT, clock=self.clock)
+
+    def primary_of(self, name: str) -> str:
+        return connection_string(self.primary.host, self.primary.port, self.primary.policy(name))
+
+    def secondary_of(self, name: str) -> str:
+        return connection_string(self.secondary.host, self.secondary.port, self.secondary.policy(name))
+
+
+RIGHTS = {"sender": Right.SEND, "reader": Right.LISTEN}
+
+
+@pytest.fixture
+async def shop() -> AsyncIterator[Shop]:
+    async with Shop() as running:
+        await running.create("orders", "bills")
+        yield running
+
+
+async def check(shop: Shop, *arguments: str, code: int) -> str:
+    """What the check prints that has the rights of a syphon, and nothing more."""
+    result = await restricted(shop, *arguments)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.stdout
+
+
+async def check_json(shop: Shop, *arguments: str, code: int) -> Any:
+    return json.loads(await check(shop, *arguments, "--json", code=code))
+
+
+async def restricted(shop: Shop, *arguments: str) -> Result:
+    given = ("--primary", shop.primary_of("sender"), "--secondary", shop.secondary_of("reader"))
+    return await invoke(shop, "status", *given, "--primary-name", "contoso", *arguments)
+
+
+async def managed(shop: Shop, *arguments: str, code: int) -> str:
+    """What status prints to those who have all rights."""
+    result = await invoke(shop, "status", *arguments)
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def explained(phrase: str, text: str) -> None:
+    """Something is printed, and the guide's table explains it."""
+    assert phrase in EXPLAINED
+    assert phrase in text
+
+
+# ---- dead letters ----
+
+
+async def test_the_rights_of_a_syphon_are_enough_to_see_that_all_is_well(shop: Shop) -> None:
+    text = await check(shop, "--queues", "1", code=0)
+    explained("the backlog is empty", text)
+    explained("sizes are not known", text)
+    assert text.splitlines()[:3] == [
+        "primary: answers",
+        "secondary: answers",
+        "sizes are not known: the key has no right to manage",
+    ]
+
+
+async def test_a_dead_letter_is_seen_by_those_who_may_only_listen(shop: Shop) -> None:
+    await give_up(shop, numbered("orders", range(2)), "Bad")
+    found = await check_json(shop, code=1)
+    assert not found["well"]
+    assert [(one["dead_letters"], one["more_dead_letters"]) for one in found["queues"]] == [(2, False)]
+    text = await check(shop, code=1)
+    explained("dead letters", text)
+    assert "0 0 2 ? ?" in " ".join(text.split())
+    assert len(await shop.dead_letters()) == 2  # still there, and not locked
+
+
+async def test_dead_letters_are_counted_only_so_far(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_status, "LOOK_AT_DEAD", 3)
+    await give_up(shop, numbered("orders", range(5)), "Bad")
+    found = await check_json(shop, code=1)
+    assert [(one["dead_letters"], one["more_dead_letters"]) for one in found["queues"]] == [(3, True)]
+    assert "at least 3" in await check(shop, code=1)
+
+
+async def test_those_who_may_manage_are_told_how_many_dead_letters_there_are(shop: Shop) -> None:
+    await give_up(shop, numbered("orders", range(2)), "Bad")
+    assert "0 0 2" in " ".join((await managed(shop, code=1)).split())
+
+
+async def test_what_may_not_be_looked_into_is_not_well(shop: Shop) -> None:
+    text = await check(shop, "--secondary", shop.secondary_of("sender"), "--queues", "1", code=1)
+    explained("amqp:unauthorized-access", text)
+    await shop.secondary.create(QueueDescription(SECOND))
+    text = await check(shop, "--secondary", shop.secondary_of("sender"), "--queues", "2", code=1)
+    explained("may be looked into", text)
+    assert "none of 2 backlog queues may be looked into: amqp:unauthorized-access" in text
+
+
+# ---- the primary's key ----
+
+
+def with_key(namespace: Namespace, name: str, key: str) -> str:
+    return connection_string(namespace.host, namespace.port, AccessPolicy(name, key, key, frozenset({Right.SEND})))
+
+
+async def test_a_wrong_key_for_the_primary_is_seen_though_nobody_has_to_ask_for_its_name(shop: Shop) -> None:
+    wrong = with_key(shop.primary, "sender", WRONG)
+    text = await check(shop, "--primary", wrong, code=1)
+    explained("refuses: the key is wrong", text)
+    assert text.startswith("primary: refuses: the key is wrong: InvalidSignature")
+    assert WRONG not in text
+    found = await check_json(shop, "--primary", wrong, code=1)
+    assert found["primary"]["reachable"]
+    assert "the key is wrong" in found["primary"]["error"]
+    assert found["queues"][0]["dead_letters"] == 0  # the backlog is looked at all the same
+
+
+async def test_the_key_of_one_queue_is_good_if_the_connection_string_names_the_queue(shop: Shop) -> None:
+    key = AccessPolicy("clerk", "a2V5", "b3RoZXI=", frozenset({Right.SEND}))
+    rule = AuthorizationRule(key.name, key.primary_key, key.secondary_key, key.rights)
+    queue = shop.primary.find("orders")
+    assert queue is not None
+    await shop.primary.update(replace(queue.description, authorization_rules=(rule,)))
+    where = shop.primary.host, shop.primary.port
+    await check(shop, "--primary", connection_string(*where, key, "orders"), code=0)
+    await check(shop, "--primary", connection_string(*where, key), code=1)
+
+
+async def test_a_primary_that_takes_no_tokens_now_does_not_answer(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_status, "REACH_SECONDS", 1.0)
+    shop.primary.faults.add(Fault(Kind.SLOW, on=frozenset({Operation.TOKEN}), delay=30))
+    explained("primary: does not answer", await check(shop, code=1))
+
+
+async def test_a_namespace_that_is_down_does_not_answer(shop: Shop) -> None:
+    await shop.secondary.close()
+    explained("secondary: does not answer", await managed(shop, "--primary-name", "contoso", code=1))
+    await shop.primary.close()
+    explained("primary: does not answer", await managed(shop, "--primary-name", "contoso", code=1))
+
+
+async def test_a_primary_that_is_down_and_known_by_its_address_has_to_be_named(shop: Shop) -> None:
+    await shop.primary.close()
+    text = await managed(shop, code=1)
+    explained("its name must be asked for, or given: --primary-name", text)
+
+
+# ---- queues that are not there, or not known ----
+
+
+async def test_a_name_that_nobody_has_is_not_well_and_the_names_that_there_are_are_told(shop: Shop) -> None:
+    await shop.secondary.create(QueueDescription("tailspin/x-servicebus-transfer/0"))
+    text = await managed(shop, "--primary-name", "contosso", code=1)
+    explained("there are no backlog queues of", text)
+    where = f"127.0.0.1:{shop.secondary.port}"
+    assert text.splitlines()[-1] == (
+        f"there are no backlog queues of contosso in {where}, but of contoso, tailspin: is --primary-name right?"
+    )
+
+
+async def test_of_many_names_only_some_are_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_status, "MOST_NAMES", 1)
+    for name in ("tailspin", "wingtip"):
+        await shop.secondary.create(QueueDescription(f"{name}/x-servicebus-transfer/0"))
+    assert "but of contoso and 2 more:" in await managed(shop, "--primary-name", "contosso", code=1)
+
+
+async def test_a_name_that_nobody_has_is_not_well_for_those_who_may_only_listen(shop: Shop) -> None:
+    found = await check_json(shop, "--primary-name", "contosso", code=1)
+    assert (found["well"], found["queues"], len(found["missing"])) == (False, [], 10)
+    assert found["backlog_error"] == (
+        f"there are no backlog queues of contosso in 127.0.0.1:{shop.secondary.port}: is it the right pair?"
+        " A client makes them when it starts"
+    )
+
+
+async def test_before_any_client_has_started_there_is_no_backlog_and_that_is_not_well(shop: Shop) -> None:
+    await shop.secondary.delete(BACKLOG)
+    assert "A client makes them when it starts" in await managed(shop, code=1)
+
+
+async def test_queues_beyond_the_number_are_looked_into_by_those_who_may_only_listen(shop: Shop) -> None:
+    await shop.secondary.create(QueueDescription(SECOND))
+    await check(shop, "--queues", "1", code=0)
+    async with connect(shop.secondary) as connection:
+        await (await connection.attach_sender(SECOND)).deliver(envelope("orders"), 10)
+    text = await check(shop, "--queues", "1", code=1)
+    explained("not in use", text)
+    found = await check_json(shop, "--queues", "1", code=1)
+    assert [(one["path"], one["used"]) for one in found["queues"]] == [(BACKLOG, True), (SECOND, False)]
+
+
+@pytest.mark.parametrize("who", [check, managed])
+async def test_more_queues_than_there_are_is_said_and_is_no_harm(shop: Shop, who: Any) -> None:
+    text = await who(shop, "--queues", "3", code=0)
+    explained("that --queues says do not exist", text)
+    assert text.splitlines()[-2:] == [
+        "the backlog is empty: nothing in 1 queue",
+        "2 of the 3 queues that --queues says do not exist",
+    ]
+
+
+# ---- the ledger, and what waits ----
+
+
+async def test_what_waits_and_what_is_parked_is_shown(shop: Shop) -> None:
+    await shop.put([*numbered("orders", range(3)), *numbered("gone", range(2))])
+    await shop.drain()
+    text = await managed(shop, code=1)
+    for phrase in ("parked", "full", "oldest"):
+        explained(phrase, text)
+
+
+def ledger_of(folder: Path, *rows: tuple[str, Stage, Outcome, float]) -> tuple[str, str]:
+    """A ledger with a row for each entity, stage and outcome, so many seconds ago."""
+    with LedgerWriter(str(folder)) as writer:
+        for entity, stage, outcome, seconds in rows:
+            writer.record(row(entity, stage, outcome)._replace(ts=int((time.time() - seconds) * 1e6)))
+    return "--ledger", str(folder)
+
+
+async def test_the_ledger_tells_when_something_last_went_home_and_not_who_drains(shop: Shop, tmp_path: Path) -> None:
+    diverted = ("orders", Stage.BACKLOG_SEND, Outcome.DONE, 460.0)
+    text = await managed(shop, *ledger_of(tmp_path / "diverted", diverted), code=0)
+    explained("nobody has moved anything home in that time", text)
+    moved = ("orders", Stage.PRIMARY_SEND, Outcome.DONE, 450.0)
+    text = await managed(shop, *ledger_of(tmp_path / "moved", diverted, moved), code=0)
+    explained("the last message went home", text)
+    assert re.fullmatch(r"the last message went home 7 min \d+ s ago", text.splitlines()[-1])
+    assert "draining" not in text
+
+
+async def test_the_ledger_tells_where_sends_go(shop: Shop, tmp_path: Path) -> None:
+    given = ledger_of(
+        tmp_path,
+        ("orders", Stage.BACKLOG_SEND, Outcome.DONE, 20),
+        ("bills", Stage.DIRECT, Outcome.FAILED, 20),
+        ("notes", Stage.PING, Outcome.FAILED, 20),
+    )
+    text = await managed(shop, *given, "--minutes", "10", code=0)
+    for phrase in ("sends go to", "backlog", "suspect", "unknown", "failed over by hand?"):
+        explained(phrase, text)
+
+
+async def test_a_ledger_without_rows_of_that_time_says_so(shop: Shop, tmp_path: Path) -> None:
+    given = ledger_of(tmp_path, ("orders", Stage.DIRECT, Outcome.DONE, 90))
+    explained("the ledger has no rows of that time", await managed(shop, *given, "--minutes", "1", code=0))
+
+
+# ---- the page ----
+
+
+def test_the_guide_explains_what_is_printed_and_nothing_else() -> None:
+    rows = re.findall(r"^\| (.+?) \| .+ \| .+ \|$", GUIDE.read_text("utf-8"), re.MULTILINE)
+    assert {phrase for cell in rows for phrase in re.findall(r"`([^`]+)`", cell)} == EXPLAINED
