@@ -345,6 +345,8 @@ class Connection(asyncio.Protocol):
         for channel in self.channels.values():
             channel.before_flush()
         self._unflushed = False
+        if self.closing:  # what was stored meanwhile: nothing may follow the last frame
+            self._out.clear()
         if self._transport is None or self.frozen or not self._out:
             return
         data = b"".join(self._out)

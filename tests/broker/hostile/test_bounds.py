@@ -18,10 +18,13 @@ from tests.broker.hostile.conftest import QUEUE
 from tests.broker.raw_client import encoded_message
 
 from twinbus.amqp import performatives as amqp
+from twinbus.amqp import sections
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.frames import frame
-from twinbus.amqp.types import Described, ULong
+from twinbus.amqp.types import Described, Symbol, ULong
 from twinbus.broker import Namespace, QueueDescription, links
 from twinbus.broker import connection as connection_module
+from twinbus.broker.attaching import SESSION_FILTER
 from twinbus.broker.connection import WRITE_HIGH_WATER, Connection
 from twinbus.broker.links import MAX_RESERVED
 
@@ -150,6 +153,30 @@ async def test_a_link_that_ends_gives_back_what_it_had_begun(namespace: Namespac
             await peer.expect(amqp.Detach)
         connection = await connection_of(namespace, peer)
         assert connection.budget.used == 0
+
+
+async def test_a_session_that_a_closing_connection_frees_is_not_granted_after_its_last_frame(
+    namespace: Namespace,
+) -> None:
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+    await namespace.create(QueueDescription("closing-sessions", requires_session=True))
+    of_a_session = sections.list_section(sections.PROPERTIES, [*[encode(None)] * 10, encode("s")])
+    next_session = amqp.Source("closing-sessions", filter={Symbol(SESSION_FILTER): None})
+    async with Peer(namespace) as peer:
+        await peer.open()
+        await peer.begin()
+        await peer.attach_sender("closing-sessions", 0)
+        peer.write(transfer(0, payload=of_a_session + b"\x00\x53\x75\xa0\x01x"))
+        await peer.expect(amqp.Disposition)
+        for handle in (1, 2):  # the second waits for what the first has
+            peer.send(receiver_attach("closing-sessions", handle)._replace(source=next_session))
+        granted = await peer.expect(amqp.Attach)
+        assert granted.handle == 1
+        peer.write(b"\x00\x00\x00\x01\x02\x00\x00\x00")  # a frame that is shorter than its head
+        assert await peer.close_error() == "amqp:connection:framing-error"
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert failures == []
 
 
 async def take_three(peer: Peer, queue: str) -> None:
