@@ -1,8 +1,8 @@
 # Needs Python 3.11 to 3.13 and make, nothing else: every target makes .venv and installs what it uses.
 
 PYTHON ?= python3
-# Tests mostly wait for sockets and for the SDK's own sleeps, so four workers pay off even on two cores.
-WORKERS ?= 4
+# Tests mostly wait for sockets and for the SDK's own sleeps: four workers keep two cores half busy.
+WORKERS ?= 5
 # For example: make test PYTEST='-k lock'
 PYTEST ?=
 
