@@ -269,7 +269,10 @@ NAMESPACE = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey=top
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--rate", "0"], "--rate must be above 0"),
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--order", "fifo"], "--order must be session, not 'fifo'"),
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--ttl", "x"], "--ttl must be remaining or restart"),
-        (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--destination", ""], "--destination must be paths of queues or topics"),
+        (
+            ["--primary", NAMESPACE, "--secondary", NAMESPACE, "--destination", ""],
+            "--destination must be paths of queues or topics",
+        ),
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--primary-name", "a/b"], "--primary-name must be"),
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--log-level", "loud"], "--log-level must be one of"),
         (["--primary", NAMESPACE, "--secondary", NAMESPACE, "--ledger", "sftp://x/y"], "--ledger: "),
