@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -68,20 +69,24 @@ class ChildProcess:
         return (await self.process.stdout.readline()).decode()
 
     def send_signal(self, number: int) -> None:
-        self.process.send_signal(number)
+        """Nothing happens if it has ended."""
+        # Not with the method of the process: that looks first whether it has ended, and takes its exit code away from
+        # asyncio, which then says 255.
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     async def kill(self) -> int:
         """As a power cut would: it gets no chance to say goodbye. Returns 1 if it was this that ended it, else 0."""
-        if self.process.returncode is None:
-            self.process.kill()
+        self.send_signal(signal.SIGKILL)
         return int(await self.process.wait() == -signal.SIGKILL)
 
     async def stop(self) -> None:
         """In order if it can, else at once."""
         if self._process is None or self._process.returncode is not None:
             return
-        self._process.send_signal(signal.SIGCONT)
-        self._process.terminate()
+        self.send_signal(signal.SIGCONT)
+        self.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._process.wait()
