@@ -19,7 +19,7 @@ import pytest
 import requests
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from twinbus.broker.certificate import (
@@ -310,6 +310,7 @@ def test_a_server_certificate_does_not_pass_for_an_authority(tmp_path: Path) -> 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(position=st.integers(0, 600), byte=st.integers(0, 255))
+@example(position=240, byte=0)
 def test_a_changed_byte_never_breaks_the_next_start(tmp_path: Path, position: int, byte: int) -> None:
     certificate = ensure_certificate(tmp_path)
     for file in (certificate.cert_file, tmp_path / CA_KEY_FILE):

@@ -306,7 +306,9 @@ def _load(path: Path) -> _Pair | None:
         key = serialization.load_pem_private_key(content, password=None)
         certificate = x509.load_pem_x509_certificate(content)
         belong_together = certificate.public_key() == key.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # What serves it reads a file more strictly than what checks it here: a zero byte ends a line for it.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, password="")
+    except (ValueError, TypeError, UnsupportedAlgorithm, ssl.SSLError):
         belong_together = False
     if not belong_together or not isinstance(key, ec.EllipticCurvePrivateKey):
         _log.warning("%s is damaged and will be made again", path)
