@@ -1,7 +1,7 @@
 # Needs Python 3.11 to 3.13 and make, nothing else: every target makes .venv and installs what it uses.
 
 PYTHON ?= python3
-# Tests mostly wait for sockets and for the SDK's own sleeps: four workers keep two cores half busy.
+# Tests mostly wait for sockets and for the SDK's own sleeps, so five workers can share two cores.
 WORKERS ?= 5
 # For example: make test PYTEST='-k lock'
 PYTEST ?=

