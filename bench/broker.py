@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from bench.floor import Bare
 from bench.raw import RawClient, accepted, encoded_messages, transfers
+from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +35,7 @@ BATCH = 100
 SDK_SINGLE = 100 if QUICK else 500
 SDK_MANY = 500 if QUICK else 3_000
 RAW = 1_000 if QUICK else 10_000
+BARE = 100 if QUICK else 1_000
 DURABILITIES = ("full", "normal", "memory")
 AGAINST = os.environ.get("AGAINST", "")
 
@@ -47,61 +50,37 @@ class Sample:
     client: float
 
 
-class Served:
-    """A `twinbus serve` process with one durability, of this source or another one."""
-
-    def __init__(self, durability: str, folder: Path, source: Path | None = None) -> None:
-        self.durability = durability
-        folder.mkdir(exist_ok=True)
-        config = folder / f"{durability}.toml"
-        config.write_text(
-            f'durability = "{durability}"\n[namespaces.{durability}]\nport = 0\nqueues = ["sdk", "raw"]\n'
-        )
-        command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config)]
-        self.process = subprocess.Popen(
-            [*command, "--data", str(folder / durability)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | ({"PYTHONPATH": str(source)} if source else {}),
-        )
-        assert self.process.stdout is not None
-        ready = json.loads(self.process.stdout.readline())
-        self.connection_string: str = ready["namespaces"][durability]["connection_string"]
-
-    def cpu(self) -> float:
-        """CPU seconds of the process, all threads."""
-        return time.clock_gettime((~self.process.pid << 3) | 2)  # as clock_getcpuclockid(3) numbers the clocks
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
+def served(durability: str, folder: Path, source: Path | None = None) -> Served:
+    """A process of this source or another one, which is to be started."""
+    config = f'durability = "{durability}"\n[namespaces.{durability}]\nport = 0\nqueues = ["sdk", "raw"]\n'
+    return Served(folder / durability, config, source)
 
 
 @contextmanager
-def measured(served: Served, messages: int, into: list[Sample]) -> Iterator[None]:
-    broker, client, start = served.cpu(), time.process_time(), time.perf_counter()
+def measured(server: Served, messages: int, into: list[Sample]) -> Iterator[None]:
+    broker, client, start = server.cpu(), time.process_time(), time.perf_counter()
     yield
     seconds = time.perf_counter() - start
-    into.append(Sample(messages, seconds, served.cpu() - broker, time.process_time() - client))
+    into.append(Sample(messages, seconds, server.cpu() - broker, time.process_time() - client))
 
 
-def sdk_round(served: Served, rows: dict[str, list[Sample]]) -> None:
+def sdk_round(server: Served, rows: dict[str, list[Sample]]) -> None:
     """Send one by one, send in batches, receive and complete; the queue is empty before and after."""
     body = b"x" * SIZE
     with ExitStack() as stack:
-        client = stack.enter_context(ServiceBusClient.from_connection_string(served.connection_string))
+        client = stack.enter_context(ServiceBusClient.from_connection_string(server.connection_string))
         sender = stack.enter_context(client.get_queue_sender("sdk"))
         receiver = stack.enter_context(client.get_queue_receiver("sdk"))
-        with measured(served, SDK_SINGLE, rows["SDK send, one by one"]):
+        with measured(server, SDK_SINGLE, rows["SDK send, one by one"]):
             for _ in range(SDK_SINGLE):
                 sender.send_messages(ServiceBusMessage(body))
         batches = [[ServiceBusMessage(body) for _ in range(BATCH)] for _ in range(SDK_MANY // BATCH)]
-        with measured(served, SDK_MANY, rows["SDK send, batches of 100"]):
+        with measured(server, SDK_MANY, rows["SDK send, batches of 100"]):
             for batch in batches:
                 sender.send_messages(batch)
         count, left = 0, SDK_SINGLE + SDK_MANY
         samples: list[Sample] = []
-        with measured(served, left, samples):
+        with measured(server, left, samples):
             while count < left:
                 messages = receiver.receive_messages(BATCH, max_wait_time=10)
                 if not messages:
@@ -112,18 +91,18 @@ def sdk_round(served: Served, rows: dict[str, list[Sample]]) -> None:
         rows["SDK receive(100) and complete"] += samples
 
 
-def raw_round(served: Served, rows: dict[str, list[Sample]], frames: bytes) -> None:
+def raw_round(server: Served, rows: dict[str, list[Sample]], frames: bytes) -> None:
     """The same without the SDK: pipelined frames, encoded before the clock starts."""
-    with RawClient(served.connection_string) as client:
+    with RawClient(server.connection_string) as client:
         client.attach_sender("raw")
-        with measured(served, RAW, rows["raw send, pipelined"]):
+        with measured(server, RAW, rows["raw send, pipelined"]):
             client.send(frames, RAW)
-    with RawClient(served.connection_string) as client:
+    with RawClient(server.connection_string) as client:
         client.attach_receiver("raw")
-        with measured(served, RAW, rows["raw deliver"]):
+        with measured(server, RAW, rows["raw deliver"]):
             deliveries = client.receive(RAW)
         outcomes = accepted(deliveries)
-        with measured(served, RAW, rows["raw settle"]):
+        with measured(server, RAW, rows["raw settle"]):
             client.settle(outcomes, RAW)
 
 
@@ -141,7 +120,8 @@ def median(samples: list[Sample], figure: Callable[[Sample], float]) -> float:
     return statistics.median(figure(sample) for sample in samples)
 
 
-Results = dict[str, dict[str, list[Sample]]]
+Samples = dict[str, list[Sample]]
+Results = dict[str, Samples]
 
 
 def empty() -> Results:
@@ -187,6 +167,19 @@ def report(results: Results) -> dict[str, Any]:
     return ratios
 
 
+def report_floor(floor: dict[bool, list[float]], results: Results) -> dict[str, float]:
+    """What no server could go below, next to the client that completes one message at a time."""
+    client = median(results["normal"]["SDK receive(100) and complete"], client_cpu)
+    ratios: dict[str, float] = {}
+    for syncs, samples in floor.items():
+        cpu = 1e6 * statistics.median(samples[1:])
+        words = "syncs twelve bytes and answers" if syncs else "only answers"
+        print(f"a server that {words}: {cpu:.0f} µs, {cpu / client:.2f} of the client's CPU to complete")
+        name = "bare_sync_and_answer" if syncs else "bare_answer"
+        ratios[f"{name}_over_client_cpu"] = round(cpu / client, 3)
+    return ratios
+
+
 def compare(results: Results, before: Results) -> dict[str, float]:
     """This source next to that of AGAINST, row by row."""
     table = Table(title=f"the same next to {AGAINST}")
@@ -223,21 +216,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         source = source_of(AGAINST, folder) if AGAINST else None
-        servers = []
+        servers: list[tuple[Served, Results, str]] = []
         for durability in DURABILITIES:
-            servers.append((Served(durability, folder / "now"), results))
+            now = stack.enter_context(served(durability, folder / "now"))
+            servers.append((now, results, durability))
             if source:
-                servers.append((Served(durability, folder / "before", source), before))
-        for served, _ in servers:
-            stack.callback(served.stop)
+                then = stack.enter_context(served(durability, folder / "before", source))
+                servers.append((then, before, durability))
+        bare = {syncs: stack.enter_context(Bare(folder, syncs)) for syncs in (False, True)}
+        floor: dict[bool, list[float]] = {syncs: [] for syncs in bare}
         for number in range(ROUNDS + 1):  # the first round warms up and is not counted
             servers.reverse()  # who comes first has it better or worse
-            for served, into in servers:
-                rows = (into if number else empty())[served.durability]
-                raw_round(served, rows, frames)
-                sdk_round(served, rows)
+            for server, into, durability in servers:
+                rows = (into if number else empty())[durability]
+                raw_round(server, rows, frames)
+                sdk_round(server, rows)
+            for syncs, only in bare.items():
+                floor[syncs].append(only.cpu_of(BARE))
             print(f"round {number} of {ROUNDS}", file=sys.stderr)
-    ratios = report(results)
+    ratios = report(results) | report_floor(floor, results)
     if AGAINST:
         ratios |= compare(results, before)
     print(json.dumps(ratios))

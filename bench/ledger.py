@@ -9,17 +9,14 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
@@ -72,20 +69,9 @@ def an_operation(message_id: str, latency_us: int) -> Operation:
     )
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """A `twinbus serve` process with one queue; its connection string."""
-    config = folder / "bench.toml"
-    config.write_text('durability = "memory"\n[namespaces.bench]\nport = 0\nqueues = ["orders"]\n')
-    command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config)]
-    process = subprocess.Popen([*command, "--data", str(folder / "data")], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())["namespaces"]["bench"]["connection_string"]
-    finally:
-        process.terminate()
-        process.wait(STOP_SECONDS)
-        process.stdout.close()
+def served(folder: Path) -> Served:
+    """A process with one queue, which is to be started."""
+    return Served(folder, 'durability = "memory"\n[namespaces.bench]\nport = 0\nqueues = ["orders"]\n')
 
 
 def measure_sends(connection_string: str, ledger: Path) -> dict[str, float]:
@@ -177,8 +163,8 @@ def main() -> None:
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="twinbus-ledger-") as name:
         folder = Path(name)
-        with served(folder) as connection_string:
-            result |= measure_sends(connection_string, folder / "sends")
+        with served(folder) as server:
+            result |= measure_sends(server.connection_string, folder / "sends")
         result |= measure_rows(folder / "rows")
         result |= measure_flushes(folder / "flushes")
         result |= measure_compaction(folder / "compaction")

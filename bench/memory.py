@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,49 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from bench.raw import RawClient, accepted, encoded_messages, transfers
+from bench.served import Served
 
 SIZE = 1024
 PART = 20_000
 TOTAL = 100_000 if os.environ.get("QUICK") else 1_000_000
 REPORTS = 10
 QUEUE = "orders"
-STOP_SECONDS = 60.0
+CONFIG = f"""
+durability = "normal"
+[namespaces.memory]
+port = 0
+[namespaces.memory.queues.{QUEUE}]
+max_size_in_megabytes = 5120
+"""
 MEGABYTE = 1 << 20
-
-
-class Served:
-    """A `twinbus serve` process that can be started again on the same folder."""
-
-    def __init__(self, folder: Path, durability: str) -> None:
-        config = folder / "memory.toml"
-        config.write_text(
-            f'durability = "{durability}"\n[namespaces.memory]\nport = 0\n'
-            f"[namespaces.memory.queues.{QUEUE}]\nmax_size_in_megabytes = 5120\n"
-        )
-        command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config)]
-        self._command = [*command, "--data", str(folder / "data")]
-
-    def start(self) -> float:
-        """Serve; the seconds until it was ready."""
-        started = time.perf_counter()
-        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        ready = json.loads(self.process.stdout.readline())
-        self.connection_string: str = ready["namespaces"]["memory"]["connection_string"]
-        return time.perf_counter() - started
-
-    def memory(self) -> float:
-        """Resident megabytes."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise RuntimeError("the process has no resident memory")
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(STOP_SECONDS)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 def send(served: Served, frames: bytes) -> None:
@@ -107,7 +78,7 @@ def main() -> None:
     result: dict[str, Any] = {"messages": parts * PART}
     with tempfile.TemporaryDirectory(prefix="twinbus-memory-") as name:
         folder = Path(name)
-        served = Served(folder, "normal")
+        served = Served(folder, CONFIG)
         result["open_empty_seconds"] = served.start()
         try:
             through = pass_through(served, frames, parts)
@@ -115,7 +86,7 @@ def main() -> None:
             stored = store(served, frames, parts)
             result |= {"stored_before_mb": stored[0], "stored_last_mb": stored[-1], "stored_most_mb": max(stored)}
             served.stop()
-            size = sum(file.stat().st_size for file in (folder / "data").rglob("*") if file.is_file())
+            size = sum(file.stat().st_size for file in served.data.rglob("*") if file.is_file())
             result["database_mb"] = size / MEGABYTE
             result["open_full_seconds"] = served.start()
             result["open_full_mb"] = served.memory()

@@ -13,7 +13,6 @@ import logging
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from bench import syphon
+from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
@@ -59,24 +59,14 @@ class Figure(NamedTuple):
         return f"{self.ratio:.3f}  ({self.low:.3f} to {self.high:.3f})"
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[dict[str, str]]:
-    """A server process with a primary and a standby; yields their connection strings."""
-    config = folder / "bus.toml"
-    config.write_text(
+def served(folder: Path) -> Served:
+    """A server process with a primary and a standby, which is to be started."""
+    return Served(
+        folder,
         'durability = "memory"\n'
         '[namespaces.contoso]\nport = 0\nqueues = ["sdk", "paired", "diverted"]\n'
-        f'[namespaces.standby]\nport = 0\nqueues = ["sdk", "{BACKLOG}"]\n'
+        f'[namespaces.standby]\nport = 0\nqueues = ["sdk", "{BACKLOG}"]\n',
     )
-    command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config), "--data", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        yield {name: one["connection_string"] for name, one in ready["namespaces"].items()}
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 # ---- healthy, and after failover ----
@@ -348,7 +338,8 @@ def key(name: str) -> str:
 def main() -> None:
     logging.getLogger("twinbus").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as folder:
-        with served(Path(folder)) as strings:
+        with served(Path(folder)) as server:
+            strings = server.connection_strings
             rates = compare_all(strings)
         moved = syphon.measure(Path(folder) / "syphon")
     ratios = report(rates, outages())

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
-from bench.syphon import Served
+from bench.syphon import served
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
@@ -56,10 +56,8 @@ class Bench:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
-        self._primary = Served("contoso", DESTINATIONS, folder)
-        stack.callback(self._primary.stop)
-        self._secondary = Served("standby", QUEUES, folder)
-        stack.callback(self._secondary.stop)
+        self._primary = stack.enter_context(served("contoso", DESTINATIONS, folder))
+        self._secondary = stack.enter_context(served("standby", QUEUES, folder))
         client = stack.enter_context(ServiceBusClient.from_connection_string(self._secondary.connection_string))
         self._senders: list[ServiceBusSender] = [
             stack.enter_context(client.get_queue_sender(queue)) for queue in QUEUES

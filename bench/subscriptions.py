@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
-import time
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bench.raw import RawClient, encoded_messages, transfers
-
-from twinbus.broker import SubscriptionDescription, TopicDescription
-from twinbus.broker.background import NamespaceThread
-from twinbus.broker.namespace import Namespace
-from twinbus.broker.rules.descriptions import FilterKind, RuleDescription, Sql
+from bench.served import Served
 
 SUBSCRIPTIONS = (1, 10, 100, 1000, 2000)
 ROUNDS = 5
@@ -22,36 +16,38 @@ MESSAGES = 10
 #: Copies that are made in one measurement, about, and how often messages are published for them at most.
 COPIES = 10_000
 MOST_TIMES = 50
-RULE = RuleDescription("red", Sql("color = 'red' OR sys.Label IS NULL"), FilterKind.SQL, None, 0.0)
+RULE = "color = 'red' OR sys.Label IS NULL"
 
 
-async def _create(namespace: Namespace) -> None:
+def _config() -> str:
+    """A topic for each number of subscriptions, every other one of them with a SQL rule."""
+    lines = ['durability = "memory"', "[namespaces.many]", "port = 0"]
     for count in SUBSCRIPTIONS:
-        await namespace.create(TopicDescription(f"to-{count}", max_size_in_megabytes=5120))
+        topic = f"namespaces.many.topics.to-{count}"
+        lines += [f"[{topic}]", "max_size_in_megabytes = 5120", f"[{topic}.subscriptions]"]
         for number in range(count):
-            subscription = SubscriptionDescription(f"to-{count}", f"s{number}")
-            await namespace.create_subscription(replace(subscription, rules=(RULE,)) if number % 2 else subscription)
+            lines.append(f's{number} = {{ rules = {{ red = "{RULE}" }} }}' if number % 2 else f"s{number} = {{}}")
+    return "\n".join(lines)
 
 
-def _publish(connection_string: str, topic: str) -> float:
-    """Seconds of CPU that it took to publish messages."""
-    with RawClient(connection_string) as client:
+def _publish(served: Served, topic: str) -> float:
+    """Seconds of CPU that the namespace took for some messages."""
+    with RawClient(served.connection_string) as client:
         client.attach_sender(topic)
         frames = transfers(encoded_messages(MESSAGES, 1024))
-        started = time.process_time()
+        before = served.cpu()
         client.send(frames, MESSAGES)
-        return time.process_time() - started
+        return served.cpu() - before
 
 
-def fan_out(scale: int) -> dict[str, Any]:
+def fan_out(folder: Path, scale: int) -> dict[str, Any]:
     """CPU microseconds for each copy of a published message, by the number of subscriptions; half have a SQL rule."""
     found: dict[int, list[float]] = {count: [] for count in SUBSCRIPTIONS}
-    with NamespaceThread(lambda: Namespace("many")) as served:
-        served.run(asyncio.wait_for(_create(served.namespace), 100))
+    with Served(folder, _config()) as served:
         for _ in range(ROUNDS):
             for count in SUBSCRIPTIONS:
                 times = min(MOST_TIMES, max(1, COPIES // scale // count // MESSAGES))
-                took = sum(_publish(served.connection_string, f"to-{count}") for _ in range(times))
+                took = sum(_publish(served, f"to-{count}") for _ in range(times))
                 found[count].append(took / times / MESSAGES / count * 1e6)
     each = {count: statistics.median(times) for count, times in found.items()}
     for count, microseconds in each.items():

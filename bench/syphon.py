@@ -21,6 +21,7 @@ from pathlib import Path
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 from bench.raw import RawClient, encoded_messages, transfers
+from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
@@ -36,30 +37,12 @@ SIZE = 1024
 LIST = 100
 DESTINATIONS = ("first", "second")
 BACKLOG = "contoso/x-servicebus-transfer/0"
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Served:
-    """A `twinbus serve` process with one namespace."""
-
-    def __init__(self, name: str, queues: tuple[str, ...], folder: Path) -> None:
-        config = folder / f"{name}.toml"
-        config.write_text(f'durability = "normal"\n[namespaces.{name}]\nport = 0\nqueues = {json.dumps(queues)}\n')
-        command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config)]
-        self.process = subprocess.Popen([*command, "--data", str(folder / name)], stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.connection_string: str = json.loads(self.process.stdout.readline())["namespaces"][name][
-            "connection_string"
-        ]
-
-    def cpu(self) -> float:
-        """CPU seconds so far, all threads."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
+def served(name: str, queues: tuple[str, ...], folder: Path) -> Served:
+    """A process with one namespace, which is to be started."""
+    config = f'durability = "normal"\n[namespaces.{name}]\nport = 0\nqueues = {json.dumps(queues)}\n'
+    return Served(folder / name, config)
 
 
 @dataclass
@@ -156,10 +139,8 @@ def measure(folder: Path) -> Samples:
     """All rounds; the first warms up and is not counted."""
     folder.mkdir(exist_ok=True)
     with ExitStack() as stack:
-        primary = Served("contoso", DESTINATIONS, folder)
-        stack.callback(primary.stop)
-        secondary = Served("standby", (BACKLOG,), folder)
-        stack.callback(secondary.stop)
+        primary = stack.enter_context(served("contoso", DESTINATIONS, folder))
+        secondary = stack.enter_context(served("standby", (BACKLOG,), folder))
         bench = Bench(primary, secondary, stack)
         ways: tuple[Callable[[Samples], None], ...] = (
             bench.syphon,
