@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from tests.broker.wire import ServeProcess, administration
+from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+from tests.broker.contract.bus import SettableClock, let_pass
+from tests.broker.wire import ServeProcess, administration, async_administration
 from typer.testing import CliRunner
 
+from twinbus.broker import Namespace
 from twinbus.broker.config import ConfigError
 from twinbus.broker.durations import TICKS_PER_MINUTE, TICKS_PER_SECOND
 from twinbus.broker.emulator import emulator_config
@@ -58,11 +63,21 @@ TOPIC = {
 }
 
 
+WINDOW = "DuplicateDetectionHistoryTimeWindow"
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+
+
 def written(folder: Path, namespace: Any) -> Path:
     file = folder / "Config.json"
     content = {"UserConfig": {"Namespaces": [namespace], "Logging": {"Type": "File"}}}
     file.write_text(json.dumps(content), encoding="utf-8-sig")  # as some editors of its users write it
     return file
+
+
+def served(file: Path, clock: SettableClock) -> Namespace:
+    """What the file describes, on a free port."""
+    [config] = emulator_config(file).namespaces
+    return Namespace(replace(config, port=0, administration_port=None), clock=clock)
 
 
 @pytest.fixture
@@ -81,6 +96,61 @@ def test_the_file_says_what_it_says_to_the_emulator(file: Path) -> None:
     assert [rule.name for rule in some.rules] == ["by-label", "by-sql"]
 
 
+async def test_what_the_file_leaves_out_is_what_the_emulator_has(tmp_path: Path) -> None:
+    bare = {"Name": "t", "Subscriptions": [{"Name": "s"}]}
+    unset = {"Name": "unset", "Properties": {"DefaultMessageTimeToLive": "", "MaxDeliveryCount": None}}
+    file = written(tmp_path, {"Name": "sbemulatorns", "Queues": [{"Name": "bare"}, unset], "Topics": [bare]})
+    async with (
+        served(file, SettableClock()) as namespace,
+        async_administration(namespace.connection_string) as admin,
+    ):
+        queues = [await admin.get_queue(name) for name in ("bare", "unset")]
+        topic, subscription = await admin.get_topic("t"), await admin.get_subscription("t", "s")
+    for receivable in (*queues, subscription):
+        assert (receivable.lock_duration, receivable.max_delivery_count) == (MINUTE, 3)
+        assert (receivable.requires_session, receivable.dead_lettering_on_message_expiration) == (False, False)
+    for sendable in (*queues, topic):
+        assert sendable.duplicate_detection_history_time_window == 20 * SECOND
+        assert sendable.requires_duplicate_detection is False
+    assert {one.default_message_time_to_live for one in (*queues, topic, subscription)} == {HOUR}
+
+
+async def test_duplicates_are_looked_for_as_short_as_the_emulator_allows(tmp_path: Path) -> None:
+    properties = {"RequiresDuplicateDetection": True, WINDOW: "PT5S"}
+    queue, topic = {"Name": "q", "Properties": properties}, {"Name": "t", "Properties": properties}
+    file, clock = written(tmp_path, {"Name": "sbemulatorns", "Queues": [queue], "Topics": [topic]}), SettableClock()
+    async with served(file, clock) as namespace:
+        async with async_administration(namespace.connection_string) as admin:
+            for found in (await admin.get_queue("q"), await admin.get_topic("t")):
+                assert found.duplicate_detection_history_time_window == 5 * SECOND
+        entity = namespace.find("q")
+        assert entity is not None
+        async with (
+            AsyncServiceBusClient.from_connection_string(namespace.connection_string) as client,
+            client.get_queue_sender("q") as sender,
+        ):
+            for _ in range(2):
+                await sender.send_messages(ServiceBusMessage("x", message_id="same"))
+            assert entity.queue.counters.active == 1
+            await let_pass(namespace, clock, 6)
+            await sender.send_messages(ServiceBusMessage("x", message_id="same"))
+            assert entity.queue.counters.active == 2
+
+
+def test_comments_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "Config.json"
+    file.write_text(
+        """{ // the namespace
+        "UserConfig": {"Namespaces": [{"Name": "sbemulatorns", /* two
+            lines, "Queues": [] */ "Queues": [{"Name": "q", "Properties": {
+                // "MaxDeliveryCount": 9,
+                "UserMetadata": "// no \\" comment /* either */"}}]}]}}"""
+    )
+    [namespace] = emulator_config(file).namespaces
+    description = namespace.queues[0].description
+    assert (description.max_delivery_count, description.user_metadata) == (3, '// no " comment /* either */')
+
+
 def test_without_a_file_there_is_an_empty_namespace() -> None:
     [namespace] = emulator_config().namespaces
     assert (namespace.name, namespace.queues, namespace.topics) == ("sbemulatorns", (), ())
@@ -91,9 +161,14 @@ def test_without_a_file_there_is_an_empty_namespace() -> None:
     [
         ({"Queues": []}, "Name"),
         ({"Name": "n", "Queues": {"q": 1}}, "Queues"),
+        ({"Name": "n", "Queues": [{"Name": "q"}, {"Name": "q"}]}, "Queues.q: is there twice"),
+        ({"Name": "n", "Topics": [{"Name": "t", "Subscriptions": [{"Name": "s"}] * 2}]}, "Subscriptions.s: is there"),
         ({"Name": "n", "Queues": [{"Name": "q", "Properties": []}]}, "Properties"),
         ({"Name": "n", "Queues": [{"Name": "q", "Properties": {"LockDuration": "PT9M"}}]}, "lock_duration"),
         ({"Name": "n", "Queues": [{"Name": "q", "Properties": {"Colour": "red"}}]}, "colour"),
+        ({"Name": "n", "Queues": [{"Name": "q", "Properties": {WINDOW: "PT4S"}}]}, f"q.{WINDOW}: must be PT5S to P7D"),
+        ({"Name": "n", "Topics": [{"Name": "t", "Properties": {WINDOW: "P8D"}}]}, f"t.{WINDOW}: must be PT5S to P7D"),
+        ({"Name": "n", "Queues": [{"Name": "q", "Properties": {WINDOW: "soon"}}]}, f"q.{WINDOW}: must be a duration"),
         (
             {"Name": "n", "Topics": [{"Name": "t", "Subscriptions": [{"Name": "s", "Rules": [{"Name": "r"}]}]}]},
             "Filter",
@@ -107,7 +182,13 @@ def test_a_mistake_is_refused_with_its_place(tmp_path: Path, namespace: Any, wor
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("{", "not JSON"), ("[]", "1 entry"), ('{"UserConfig": {"Namespaces": [{}, {}]}}', "1 entry, not 2")],
+    [
+        ("{", "not JSON"),
+        ("/* {}", "not JSON"),
+        ('// {}\n{"', "line 2"),
+        ("[]", "1 entry"),
+        ('{"UserConfig": {"Namespaces": [{}, {}]}}', "1 entry, not 2"),
+    ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str, words: str) -> None:
     file = tmp_path / "Config.json"
