@@ -15,13 +15,13 @@ from twinbus.amqp import performatives as amqp
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.frames import (
     EMPTY_FRAME,
+    FREQUENT,
     MIN_MAX_FRAME_SIZE,
     TYPE_AMQP,
     TYPE_SASL,
     FramingError,
     disposition_frame,
     frame,
-    read_frequent,
     split_frames,
     transfer_frames,
     uint,
@@ -87,6 +87,18 @@ def test_bytes_that_arrive_while_frames_are_read_wait_for_the_next_call() -> Non
         assert one == (0, 1, b"first")
         buffer += second[5:]
     assert list(split_frames(buffer, 512)) == [(0, 2, b"second")]
+
+
+@given(st.lists(FRAMES, max_size=6), st.lists(st.integers(1, 60), min_size=1, max_size=30))
+def test_frames_are_the_same_however_the_bytes_are_cut(sent: list[Frame], cuts: list[int]) -> None:
+    raw = b"".join(raw_frame(*one) for one in sent)
+    buffer, got, pos = bytearray(), [], 0
+    for cut in cuts:
+        got += split_frames(buffer, MIN_MAX_FRAME_SIZE, raw[pos : pos + cut])
+        pos += cut
+    got += split_frames(buffer, MIN_MAX_FRAME_SIZE, raw[pos:])
+    assert got == sent
+    assert not buffer
 
 
 @given(FRAMES, st.integers(0, 2**32 - 1), st.integers(0, 255), st.binary(max_size=20))
@@ -271,6 +283,11 @@ def dispositions(draw: st.DrawFn) -> bytes:
         *draw(st.lists(FLAGS, max_size=2)),
     ]
     return draw(_lists(0x15, fields)) + draw(st.binary(max_size=3))
+
+
+def read_frequent(body: bytes) -> tuple[Any, int] | None:
+    read = FREQUENT.get(body[:4])
+    return read(body) if read else None
 
 
 @given(transfers() | dispositions() | st.binary(max_size=40), st.integers(0, 40))

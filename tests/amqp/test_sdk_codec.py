@@ -50,12 +50,17 @@ KNOWN = {kind: values for kind, values in SIMPLE.items() if kind not in UNKNOWN_
 KNOWN_ITEMS = {code: items for code, items in ARRAY_ITEMS.items() if code not in (0x73, 0x74, 0x84, 0x94)}
 KNOWN_ITEMS |= {0x72: FLOATS[Float], 0x82: FLOATS[float]}
 # The SDK turns the outcomes into dictionaries wherever it sees their descriptors.
+OUTCOMES = range(35, 40)
 DESCRIPTORS = st.integers(0, 34).map(ULong) | st.integers(40, 2**64 - 1).map(ULong) | SIMPLE[Symbol]
 
 
+def _is_read_as_an_array(array: Array) -> bool:
+    # Not an empty one: the SDK leaves its constructor behind as if it were the next value.
+    return len(array) > 0 and array.descriptor not in OUTCOMES
+
+
 def _known_compounds(inner: Values) -> Values:
-    # Not an empty array: the SDK leaves its constructor behind as if it were the next value.
-    arrays = [arrays_of(code, items).filter(len) for code, items in KNOWN_ITEMS.items()]
+    arrays = [arrays_of(code, items).filter(_is_read_as_an_array) for code, items in KNOWN_ITEMS.items()]
     return st.one_of(
         st.lists(inner, max_size=6),
         st.dictionaries(SIMPLE[str], inner, max_size=5),

@@ -461,3 +461,35 @@ def test_the_types_of_a_header_are_plain() -> None:
 @given(SIMPLE[Symbol], VALUES)
 def test_an_entry_has_a_key_and_a_value(key: Any, value: Any) -> None:
     assert same(entry_value(entry(key, value)), value)
+
+
+def _short(ident: bytes, nulls: int, body: bytes, wide: bool) -> bytes:
+    """A message with an id and one data section, as most clients write it."""
+    fields = b"\xa1" + bytes((len(ident),)) + ident + b"\x40" * nulls
+    head = b"\xb0" + len(body).to_bytes(4, "big") if wide else b"\xa0" + bytes((len(body),))
+    return b"\x00\x53\x73\xc0" + bytes((len(fields) + 1, nulls + 1)) + fields + b"\x00\x53\x75" + head + body
+
+
+SHORT = st.builds(
+    _short, st.text(max_size=40).map(str.encode) | st.binary(max_size=8), st.integers(0, 13), st.binary(), st.booleans()
+)
+
+
+@given(SHORT, st.integers(0, 120), st.integers(-1, 255))
+def test_the_short_way_to_an_id_never_says_anything_else_than_the_long_one(message: bytes, at: int, byte: int) -> None:
+    if byte >= 0 and at < len(message):
+        message = message[:at] + bytes((byte,)) + message[at + 1 :]
+    found = sections.sole_id(message)
+    if found is not None:
+        parts = split_sections(message)
+        assert parts.properties + parts.body == message
+        assert len(data_sections(parts.body)) == 1
+        assert list_fields(parts.properties, 13) == [found] + [None] * 12
+        assert all(field == b"\x40" for field in raw_fields(parts.properties)[1:])
+
+
+@given(st.text(max_size=40).map(str.encode), st.integers(0, 12), st.binary(max_size=255), st.booleans())
+def test_the_short_way_finds_the_id_of_what_most_clients_send(
+    ident: bytes, nulls: int, body: bytes, wide: bool
+) -> None:
+    assert sections.sole_id(_short(ident, nulls, body, wide)) == ident.decode()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,11 +19,12 @@ from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient as SyncAdministrationClient
-from tests.broker.faults.bench import SHORT
+from tests.broker.faults.bench import SHORT, until
 from tests.broker.frame_peer import Peer
 from tests.broker.wire import async_administration
 
-from twinbus.broker import Fault, Kind, Namespace, QueueDescription
+from twinbus.amqp.frames import SASL_HEADER
+from twinbus.broker import Fault, Kind, Namespace, QueueDescription, websocket
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -52,6 +56,16 @@ def over_tls(namespace: Namespace, transport: TransportType = TransportType.Amqp
     return text.replace(f":{namespace.port}", ""), options
 
 
+def in_plain_websockets(namespace: Namespace) -> dict[str, object]:
+    """What the SDK needs, besides the connection string: from that it would take the host and not the port."""
+    address = f"sb://127.0.0.1:{namespace.port}"
+    return {
+        "transport_type": TransportType.AmqpOverWebsocket,
+        "custom_endpoint_address": address,
+        "retry_total": 0,
+    }
+
+
 async def exchange(client: ServiceBusClient) -> None:
     async with client, client.get_queue_sender(QUEUE) as sender, client.get_queue_receiver(QUEUE) as receiver:
         await sender.send_messages(ServiceBusMessage("x"))
@@ -69,20 +83,104 @@ async def test_amqp_over_tls_and_over_websockets(namespace: Namespace, transport
     await exchange(ServiceBusClient.from_connection_string(text, **options))
 
 
-async def test_amqp_over_tls_with_the_synchronous_client(namespace: Namespace) -> None:
-    def exchanged() -> int:
-        text, options = over_tls(namespace)
-        with (
-            SyncServiceBusClient.from_connection_string(text, **options) as client,
-            client.get_queue_sender(QUEUE) as sender,
-            client.get_queue_receiver(QUEUE) as receiver,
-        ):
-            sender.send_messages(ServiceBusMessage(b"x" * 200_000))  # several frames, many TLS records
-            (message,) = receiver.receive_messages(max_wait_time=5)
-            receiver.complete_message(message)
-            return len(b"".join(message.body))
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # what the SDK gives aiohttp
+async def test_amqp_over_plain_websockets(namespace: Namespace) -> None:
+    options = in_plain_websockets(namespace)
+    await exchange(ServiceBusClient.from_connection_string(namespace.connection_string, **options))
 
-    assert await asyncio.to_thread(exchanged) == 200_000
+
+def exchanged(text: str, options: dict[str, object]) -> int:
+    """The bytes of a message that went there and back with the synchronous client."""
+    with (
+        SyncServiceBusClient.from_connection_string(text, **options) as client,
+        client.get_queue_sender(QUEUE) as sender,
+        client.get_queue_receiver(QUEUE) as receiver,
+    ):
+        sender.send_messages(ServiceBusMessage(b"x" * 200_000))  # several frames, many TLS records
+        (message,) = receiver.receive_messages(max_wait_time=5)
+        receiver.complete_message(message)
+        return len(b"".join(message.body))
+
+
+@pytest.mark.parametrize("transport", TransportType)
+async def test_amqp_over_tls_with_the_synchronous_client(namespace: Namespace, transport: TransportType) -> None:
+    assert await asyncio.to_thread(exchanged, *over_tls(namespace, transport)) == 200_000
+
+
+async def test_amqp_over_plain_websockets_with_the_synchronous_client(namespace: Namespace) -> None:
+    options = in_plain_websockets(namespace)
+    assert await asyncio.to_thread(exchanged, namespace.connection_string, options) == 200_000
+
+
+# ---- wrong WebSockets ----
+
+
+@contextlib.asynccontextmanager
+async def upgraded(namespace: Namespace) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """A WebSocket. Afterwards nothing is left of it, and the server goes on."""
+    address = f"http://127.0.0.1:{namespace.port}{websocket.PATH}"
+    async with (
+        asyncio.timeout(30),
+        aiohttp.ClientSession() as session,
+        session.ws_connect(address, protocols=[websocket.SUBPROTOCOL]) as upgraded,
+    ):
+        assert upgraded.protocol == websocket.SUBPROTOCOL
+        yield upgraded
+    await until(lambda: not namespace.connections and len(namespace.newcomers) == 0)
+    await exchange(ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0))
+
+
+async def test_a_text_message_closes_a_websocket(namespace: Namespace) -> None:
+    async with upgraded(namespace) as peer:
+        await peer.send_str("AMQP")
+        assert (await peer.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert peer.close_code == aiohttp.WSCloseCode.UNSUPPORTED_DATA
+
+
+async def test_a_message_that_is_too_large_closes_a_websocket(namespace: Namespace) -> None:
+    async with upgraded(namespace) as peer:
+        await peer.send_bytes(SASL_HEADER)
+        assert (await peer.receive_bytes()).startswith(SASL_HEADER)
+        # Only the start of it: what is still on its way when the server closes would cut its own answer off.
+        size = (websocket.MAX_MESSAGE + 1).to_bytes(8, "big")
+        os.write(peer.get_extra_info("socket").fileno(), b"\x82\xff" + size + b"mask" + b"x")
+        assert (await peer.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert peer.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+
+
+async def test_a_message_of_garbage_is_answered_with_the_header_and_a_close(namespace: Namespace) -> None:
+    async with upgraded(namespace) as peer:
+        await peer.send_bytes(bytes(range(256)))
+        assert await peer.receive_bytes() == SASL_HEADER
+        assert (await peer.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert peer.close_code == aiohttp.WSCloseCode.OK
+
+
+async def test_bytes_that_are_no_websocket_message_close_it(namespace: Namespace) -> None:
+    async with upgraded(namespace) as peer:
+        os.write(peer.get_extra_info("socket").fileno(), b"\xff" * 20)  # what is reserved must be 0
+        assert (await peer.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert peer.close_code == aiohttp.WSCloseCode.PROTOCOL_ERROR
+
+
+async def test_a_client_that_goes_without_a_close_leaves_nothing(namespace: Namespace) -> None:
+    async with upgraded(namespace) as peer:
+        await peer.send_bytes(SASL_HEADER)
+        await peer.receive_bytes()
+        peer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        assert (await peer.receive()).type is aiohttp.WSMsgType.CLOSED
+
+
+@pytest.mark.parametrize("offered", ["mqtt", "amqpwsb10", "AMQPWSB100, x"])
+async def test_another_subprotocol_is_refused(namespace: Namespace, offered: str) -> None:
+    address = f"http://127.0.0.1:{namespace.port}{websocket.PATH}"
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(address, protocols=[offered])
+        assert refused.value.status == 400
+        async with session.ws_connect(address, protocols=["mqtt", websocket.SUBPROTOCOL]) as one_of_two:
+            assert one_of_two.protocol == websocket.SUBPROTOCOL
+    await until(lambda: not namespace.connections)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

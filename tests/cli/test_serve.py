@@ -135,6 +135,21 @@ def test_without_json_it_prints_ready_connection_strings_and_what_to_trust(tmp_p
         assert (code, output, errors) == (0, "stopped\n", "")
 
 
+def test_with_a_host_it_listens_on_that_address_and_no_other(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]  # is free on every address but this one
+        with ServeProcess(tmp_path, "--namespace", f"contoso={port}", "--host", "127.0.0.2") as served:
+            parsed = ConnectionString.parse(served.ready["namespaces"]["contoso"]["connection_string"])
+            assert (parsed.host, parsed.port) == ("127.0.0.2", port)
+            with urllib.request.urlopen(f"http://127.0.0.2:{port}/healthz", timeout=SECONDS) as answer:
+                assert json.load(answer) == {"status": "ok", "namespace": "contoso"}
+            other.close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), SECONDS)
+            # Faults are for whoever is on this machine, wherever the namespaces listen.
+            assert served.ready["control"]["url"].startswith("http://127.0.0.1:")
+
+
 def test_a_signal_ends_it_cleanly_also_with_clients_and_faults(tmp_path: Path) -> None:
     with Running("--json", "--data", str(tmp_path), *ONE) as running:
         ready = json.loads(running.first_line())

@@ -78,6 +78,7 @@ _ALLOWED = {
     FOOTER: _MAP,
 }
 # What a properties section with nothing but an id is made of.
+_SHORT_PROPERTIES = b"\x00\x53\x73\xc0"
 _STR8, _NULLS, _NONE = b"\xa1", b"\x40" * 16, (None,) * 16
 # Sections whose value says in one byte, or in four, how long it is: nearly all. Calling `skip` costs more than they do.
 _NARROW, _WIDE = frozenset(b"\xa0\xc0\xc1"), frozenset(b"\xb0\xd0\xd1")
@@ -159,6 +160,29 @@ def split_sections(message: bytes) -> Sections:
     if body >= 0:
         found[5] = message[body:end]
     return tuple.__new__(Sections, found)
+
+
+def sole_id(message: bytes) -> str | None:
+    """The id of a message that has nothing but an id and one data section; None for every other message.
+
+    A shortcut for what most clients send: `split_sections` and `list_fields` read these too, four times as slowly.
+    """
+    try:
+        if message[:4] != _SHORT_PROPERTIES or message[6] != 0xA1:
+            return None
+        end, id_end, nulls = 5 + message[4], 8 + message[7], message[5] - 1
+        if end - id_end != nulls or nulls > 12 or message[id_end:end] != _NULLS[:nulls]:
+            return None
+        kind = message[end : end + 4]
+        if kind == b"\x00\x53\x75\xb0":
+            stop = end + 8 + _unpack_u32(message, end + 4)[0]
+        elif kind == b"\x00\x53\x75\xa0":
+            stop = end + 5 + message[end + 4]
+        else:
+            return None
+        return str(message[8:id_end], "utf-8") if stop == len(message) else None
+    except MALFORMED:
+        return None
 
 
 def data_sections(body: bytes) -> list[bytes]:

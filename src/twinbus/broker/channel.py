@@ -57,6 +57,7 @@ class Channel:
         self._accepted: list[int] = []
         self._confirmed: list[int] = []
         self._low: set[CreditedLink] = set()
+        self._had_no_room = False
         # Frames may still be under way for a link that is gone; for one that never was they are an error.
         self._known_handles: set[int] = set()
 
@@ -76,20 +77,7 @@ class Channel:
 
     # ---- frames ----
 
-    def handle(self, performative: Any, body: bytes, pos: int) -> None:
-        kind = type(performative)
-        if kind is amqp.Transfer:
-            self.on_transfer(performative, body, pos)
-        elif kind is amqp.Disposition:
-            self._on_disposition(performative)
-        elif kind is amqp.Flow:
-            self._on_flow(performative)
-        elif kind is amqp.Attach:
-            self._on_attach(performative)
-        else:
-            self._on_detach(performative)
-
-    def _on_attach(self, attach: amqp.Attach) -> None:
+    def on_attach(self, attach: amqp.Attach) -> None:
         if attach.handle > self.connection.profile.handle_max:
             raise BrokerError(NOT_ALLOWED, f"The highest handle is {self.connection.profile.handle_max}.")
         if attach.handle in self.links:
@@ -97,7 +85,7 @@ class Channel:
         self._known_handles.add(attach.handle)
         open_link(self, attach)
 
-    def _on_detach(self, detach: amqp.Detach) -> None:
+    def on_detach(self, detach: amqp.Detach) -> None:
         link = self.links.pop(detach.handle, None)
         if link is not None:
             link.drop()
@@ -105,7 +93,7 @@ class Channel:
             self.write_settled()
             self.connection.send(frame(self.number, amqp.Detach(detach.handle, closed=True)))
 
-    def on_transfer(self, transfer: amqp.Transfer, body: bytes, pos: int) -> None:
+    def on_transfer(self, transfer: amqp.Transfer, payload: bytes) -> None:
         self._next_incoming_id = (self._next_incoming_id + 1) & _MASK
         self._window -= 1
         if self._window < 0 and self.connection.profile.enforces:
@@ -113,7 +101,7 @@ class Channel:
             return
         link = self.links.get(transfer.handle) or self._link(transfer.handle)
         if link is not None:
-            link.on_transfer(transfer, body[pos:])
+            link.on_transfer(transfer, payload)
         if self._window <= self._low_window:
             self.connection.flush_soon()
 
@@ -134,7 +122,10 @@ class Channel:
 
     def before_flush(self) -> None:
         """Add what is due at the end of a turn: acknowledgements, and what the peer may send next."""
-        self.write_settled()
+        if self._accepted:
+            self._write_accepted(amqp.ROLE_RECEIVER, self._accepted)
+        if self._confirmed:
+            self._write_accepted(amqp.ROLE_SENDER, self._confirmed)
         if self._window <= self._low_window:
             self._window = self.connection.profile.incoming_window
             self.connection.send(frame(self.number, self._flow()))
@@ -156,7 +147,7 @@ class Channel:
         """Tell the peer about a link's credit."""
         self.connection.send(frame(self.number, self._flow()._replace(handle=handle, **fields)))
 
-    def _on_flow(self, flow: amqp.Flow) -> None:
+    def on_flow(self, flow: amqp.Flow) -> None:
         # What we have sent and the peer had not seen when it wrote this uses up the window it names.
         seen = flow.next_incoming_id if flow.next_incoming_id is not None else 1
         self._peer_window = flow.incoming_window - ((self._next_outgoing_id - seen) & _MASK)
@@ -170,36 +161,44 @@ class Channel:
         if flow.handle is None:
             self.wake_links()
 
-    def _on_disposition(self, disposition: amqp.Disposition) -> None:
-        if disposition.role is amqp.ROLE_SENDER:
+    def on_disposition(self, disposition: amqp.Disposition) -> None:
+        role, first, last, settled, state, _ = disposition
+        if role is amqp.ROLE_SENDER:
             return  # outcomes of transfers to us are final when we give them
-        first = disposition.first
-        last = disposition.last
         if last is None or last == first:
-            self._settle(first, disposition)
+            entry = self.unsettled.pop(first, None)
+            if entry is not None:
+                entry[0].settle(first, entry[1], state, bool(settled))
+                if self._had_no_room:
+                    self._tell_of_room()
             return
         if last - first > len(self.unsettled):
             ids = [one for one in self.unsettled if first <= one <= last]
         else:
             ids = list(range(first, last + 1))
         for delivery_id in ids:
-            self._settle(delivery_id, disposition)
-
-    def _settle(self, delivery_id: int, disposition: amqp.Disposition) -> None:
-        entry = self.unsettled.pop(delivery_id, None)
-        if entry is not None:
-            link, token = entry
-            link.settle(delivery_id, token, disposition.state, bool(disposition.settled))
+            entry = self.unsettled.pop(delivery_id, None)
+            if entry is not None:
+                entry[0].settle(delivery_id, entry[1], state, bool(settled))
+        if self._had_no_room:
+            self._tell_of_room()
 
     # ---- deliveries ----
 
     def can_send(self) -> bool:
-        return (
-            self._peer_window > 0
-            and not self._stalled
-            and not self.connection.blocked
-            and len(self.unsettled) < MAX_UNSETTLED
-        )
+        return self._peer_window > 0 and not self._stalled and not self.connection.blocked
+
+    def has_room(self) -> bool:
+        """Whether one more delivery may wait for its outcome; if not, links are woken when one may."""
+        if len(self.unsettled) < MAX_UNSETTLED:
+            return True
+        self._had_no_room = True
+        return False
+
+    def _tell_of_room(self) -> None:
+        # A client that has credit left need not say anything more: nothing else would wake its links.
+        self._had_no_room = False
+        self.wake_links()
 
     def transfer(self, link: Link, tag: bytes, token: bytes | None, payload: bytes) -> int:
         """Send a delivery; with a lock token it waits for an outcome."""
@@ -255,8 +254,11 @@ class Channel:
             self._write_accepted(amqp.ROLE_SENDER, self._confirmed)
 
     def _write_accepted(self, role: bool, ids: list[int]) -> None:
-        for first, last in ranges(ids):
-            self.connection.send(disposition_frame(self.number, role, first, last, None))
+        if len(ids) == 1:
+            self.connection.send(disposition_frame(self.number, role, ids[0], ids[0], None))
+        else:
+            for first, last in ranges(ids):
+                self.connection.send(disposition_frame(self.number, role, first, last, None))
         ids.clear()
 
     # ---- links ----
@@ -279,6 +281,8 @@ class Channel:
         """Outcomes of a link that is gone are ignored: the client settles through $management then."""
         for delivery_id in [one for one, entry in self.unsettled.items() if entry[0] is link]:
             del self.unsettled[delivery_id]
+        if self._had_no_room:
+            self._tell_of_room()
 
     def tick(self, now: float) -> None:
         for link in list(self.links.values()):

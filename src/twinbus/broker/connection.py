@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import (
     EMPTY_FRAME,
+    FREQUENT,
     MIN_MAX_FRAME_SIZE,
     TYPE_AMQP,
     FramingError,
     frame,
-    read_frequent,
     split_frames,
 )
-from twinbus.amqp.performatives import decode_performative
+from twinbus.amqp.performatives import Attach, Detach, Disposition, Flow, Transfer, decode_performative
 from twinbus.amqp.types import DecodeError
 
 from .channel import Channel
@@ -56,6 +56,8 @@ MAX_UNREAD = 4 << 20
 CLOSE_TIMEOUT = 5.0
 LINGER_TIMEOUT = 2.0
 _LINGER_ZERO = struct.pack("ii", 1, 0)
+_UNREAD = "unread"
+_ON_CHANNELS = (Transfer, Disposition, Flow, Attach, Detach)
 
 
 class Connection(asyncio.Protocol):
@@ -81,7 +83,6 @@ class Connection(asyncio.Protocol):
         self._unflushed = False
         self._collecting = False
         self._greeting = Greeting(namespace)
-        self._stage = self._read_greeting
         self._opened = False
         self._peer_idle: float | None = None
         self._loop = asyncio.get_running_loop()
@@ -101,12 +102,30 @@ class Connection(asyncio.Protocol):
             black.fired += 1
 
     def data_received(self, data: bytes) -> None:
+        """Handle what has been read. What it stores is committed together, and its answers leave in one write."""
         if self.closing:
             return
-        self.last_read = self._loop.time()
-        self._buffer += data
-        if not self.frozen:
-            self._process()
+        if data:
+            self.last_read = self._loop.time()
+        if self.frozen:
+            self._buffer += data
+            return
+        store = self.namespace.store
+        self._collecting = store.collecting = True
+        try:
+            if self._greeting.is_done:
+                self._read_frames(data)
+            else:
+                self._read_greeting(data)
+        except Exception as error:
+            self._fail(error)
+        is_pressed = store.write_collected()
+        self._collecting = False
+        if self._unflushed:
+            self._flush()
+        if is_pressed and store not in self._holds:
+            self.hold_reading(store)
+            store.when_relieved(lambda: self.release_reading(store))
 
     def eof_received(self) -> bool:
         return False
@@ -129,7 +148,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._write_blocked = False
         self._unread = 0
-        self.release_reading("unread")
+        self.release_reading(_UNREAD)
         self._wake_links()
 
     @property
@@ -156,7 +175,7 @@ class Connection(asyncio.Protocol):
         if not self.frozen:
             return
         self.frozen = False
-        self._process()
+        self.data_received(b"")
         self.release_reading(Kind.BLACKHOLE)
         self._flush()
         self._wake_links()
@@ -191,76 +210,70 @@ class Connection(asyncio.Protocol):
 
     # ---- reading ----
 
-    def _process(self) -> None:
-        """Handle what has been read. What it stores is committed together, and its answers leave in one write."""
-        store = self.namespace.store
-        self._collecting = True
-        store.collect()
-        self.guard(self._read_all)
-        store.write_collected()
-        self._collecting = False
-        if self._unflushed:
-            self._flush()
-        if store.is_pressed and store not in self._holds:
-            self.hold_reading(store)
-            store.when_relieved(lambda: self.release_reading(store))
-
-    def _read_all(self) -> None:
-        while not self.closing and not self.frozen and self._stage():
-            pass
-
     def guard(self, act: Callable[[], object]) -> None:
         """Run `act`, and close the connection with the right error if it raises."""
         try:
             act()
-        except FramingError as error:
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Close the connection with the error that says what is wrong."""
+        if isinstance(error, FramingError):
             self.close(BrokerError(FRAMING_ERROR, str(error)), linger=True)
-        except DecodeError as error:
+        elif isinstance(error, DecodeError):
             self.close(BrokerError(DECODE_ERROR, str(error)), linger=True)
-        except BrokerError as error:
+        elif isinstance(error, BrokerError):
             self.close(error, linger=True)
-        except Exception:
-            logger.exception("a connection of %s failed", self.namespace.name)
+        else:
+            logger.error("a connection of %s failed", self.namespace.name, exc_info=error)
             self.close(BrokerError("amqp:internal-error", "The namespace could not process the frame."))
 
-    def _read_greeting(self) -> bool:
+    def _read_greeting(self, data: bytes) -> None:
+        """Answer the protocol headers and SASL, then read what follows them."""
         greeting = self._greeting
-        answer = greeting.read(self._buffer)
-        if not answer:
-            return False
-        self.send(answer)
-        if greeting.is_refused:
-            self._finish()
-        elif greeting.is_done:
-            self._stage = self._read_frames
+        self._buffer += data
+        while not self.closing and not self.frozen and not greeting.is_done and (answer := greeting.read(self._buffer)):
+            self.send(answer)
+            if greeting.is_refused:
+                self._finish()
+        if greeting.is_done:
             if greeting.grant is not None:
                 self.trust("", greeting.grant)
-        return True
+            if not self.closing and not self.frozen:
+                self._read_frames(b"")
 
-    def _read_frames(self) -> bool:
-        for frame_type, number, body in split_frames(self._buffer, self.profile.max_frame_size):
+    def _read_frames(self, data: bytes) -> None:
+        channels = self.channels
+        for frame_type, number, body in split_frames(self._buffer, self.profile.max_frame_size, data):
             if frame_type != TYPE_AMQP:
                 raise FramingError(f"a frame of type {frame_type} is not expected here")
             if body:
-                performative, pos = read_frequent(body) or decode_performative(body, 0)
-                channel = self.channels.get(number)
-                if channel is not None and type(performative) is amqp.Transfer:
-                    channel.on_transfer(performative, body, pos)
+                performative: Any
+                read = FREQUENT.get(body[:4])
+                performative, pos = (read(body) if read else None) or decode_performative(body, 0)
+                kind = type(performative)
+                channel = channels.get(number)
+                if channel is None:
+                    self._handle(number, performative)
+                elif kind is Transfer:
+                    channel.on_transfer(performative, body[pos:])
+                elif kind is Disposition:
+                    channel.on_disposition(performative)
+                elif kind is Flow:
+                    channel.on_flow(performative)
+                elif kind is Attach:
+                    channel.on_attach(performative)
+                elif kind is Detach:
+                    channel.on_detach(performative)
                 else:
-                    self._handle(number, performative, body, pos)
+                    self._handle(number, performative)
             if self.closing or self.frozen:
-                return False
-        return False
+                return
 
-    def _handle(self, number: int, performative: Any, body: bytes, pos: int) -> None:
+    def _handle(self, number: int, performative: Any) -> None:
+        """A frame that is not for a channel which is there."""
         kind = type(performative)
-        if kind is amqp.Transfer or kind is amqp.Disposition or kind is amqp.Flow:
-            channel = self.channels.get(number)
-            if channel is not None:
-                channel.handle(performative, body, pos)
-            elif not self._opened:
-                raise BrokerError(ILLEGAL_STATE, "The connection is not open.")
-            return  # frames on an ended channel are late, not wrong
         if kind is amqp.Open:
             self._on_open(number, performative)
         elif not self._opened:
@@ -275,11 +288,7 @@ class Connection(asyncio.Protocol):
         elif kind is amqp.Close:
             self.send(frame(0, amqp.Close()))
             self._finish()
-        elif kind in (amqp.Attach, amqp.Detach):
-            channel = self.channels.get(number)
-            if channel is not None:
-                channel.handle(performative, body, pos)
-        else:
+        elif kind not in _ON_CHANNELS:  # frames on an ended channel are late, not wrong
             raise BrokerError(NOT_ALLOWED, f"A {kind.__name__} frame is not expected here.")
 
     def _on_open(self, number: int, opened: amqp.Open) -> None:
@@ -345,22 +354,23 @@ class Connection(asyncio.Protocol):
         for channel in self.channels.values():
             channel.before_flush()
         self._unflushed = False
+        out = self._out
         if self.closing:  # what was stored meanwhile: nothing may follow the last frame
-            self._out.clear()
-        if self._transport is None or self.frozen or not self._out:
+            out.clear()
+        if not out or self._transport is None or self.frozen:
             return
-        data = b"".join(self._out)
-        self._out.clear()
-        was_full, self._out_size = self._out_size > WRITE_HIGH_WATER, 0
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self._out_size = 0
         self.last_write = self._loop.time()
         self._transport.write(data)
         if self._write_blocked:
             # Answers to someone who does not read them: stop taking questions.
             self._unread += len(data)
             if self._unread > MAX_UNREAD:
-                self.hold_reading("unread")
-        elif was_full:
-            self._wake_links()
+                self.hold_reading(_UNREAD)
+        elif len(data) > WRITE_HIGH_WATER:
+            self._wake_links()  # there was no room for more
 
     # ---- rights ----
 
@@ -394,6 +404,8 @@ class Connection(asyncio.Protocol):
             return
         if self._peer_idle is not None and now - self.last_write >= self._peer_idle / 2:
             self.send(EMPTY_FRAME)
+        if self._holds and self._holds != {_UNREAD}:
+            return  # it may have said anything, and shown a new token: it is we who do not read
         if now - self.last_read > self.profile.idle_timeout:
             self.close(BrokerError(CONNECTION_FORCED, "The connection was idle for longer than its idle time-out."))
             return
@@ -424,7 +436,7 @@ class Connection(asyncio.Protocol):
             return
         if self._opened:
             self.send(frame(0, amqp.Close(None if error is None else error.performative())))
-        elif error is not None and self._stage == self._read_frames:
+        elif error is not None and self._greeting.is_done:
             self.send(frame(0, amqp.Open(container_id=self.namespace.name)))
             self.send(frame(0, amqp.Close(error.performative())))
         if error is not None:

@@ -38,6 +38,7 @@ _DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
 _TRANSFER_SUFFIX = "/$Transfer/$DeadLetterQueue"
 # A queue's key has 23 bits in the key of a message.
 _FIRST_TRANSFER_KEY = 1 << 22
+MAX_KEY = _FIRST_TRANSFER_KEY // 2 - 1
 _KINDS: dict[str, type[AnyDescription]] = {
     "queue": QueueDescription,
     "topic": TopicDescription,
@@ -203,6 +204,11 @@ class Entities:
     def all_queues(self) -> Iterator[Queue]:
         return iter(self._by_key.values())
 
+    def counted(self) -> list[tuple[int, ...]]:
+        """The counters of every queue that ever had a message, as the store keeps them."""
+        found = ((queue.key, queue.counters) for queue in self._by_key.values() if queue.counters.last_sequence)
+        return [(key, one.active, one.deferred, one.scheduled, one.bytes, one.last_sequence) for key, one in found]
+
     def _all(self) -> list[AnyEntity]:
         found: list[AnyEntity] = []
         for entity in self._by_path.values():
@@ -246,11 +252,13 @@ class Entities:
     async def create(self, description: AnyDescription) -> AnyEntity:
         """Add an entity and keep it.
 
-        Raises `EntityExists`, `EntityNotFound` for the topic of a subscription, or `InvalidDescription`.
+        Raises `EntityExists`, `EntityNotFound` for the topic of a subscription, `InvalidDescription`, or `StoreError`.
         """
         siblings, name = self._place(description)
         if name in siblings:
             raise EntityExists(description.path)
+        if self._next_key > MAX_KEY:
+            raise StoreError(f"{MAX_KEY:,} entities were created in this data folder; a new one is needed for more")
         check_forwarding(description, self.find)
         key, self._next_key = self._next_key, self._next_key + 1
         now = self._env.now_ms() / 1000
@@ -260,7 +268,7 @@ class Entities:
         entity = self._add(key, description, now, now, {})
         try:
             await self._env.store.commit(
-                [self._saved(entity, parent), Change(PUT_SETTING, ("next_key", str(self._next_key)))]
+                [self._saved(entity, parent), (PUT_SETTING, ("next_key", str(self._next_key)))]
             )
         except Exception:
             self._remove(entity)
@@ -276,7 +284,8 @@ class Entities:
             raise EntityNotFound(description.path)
         check_forwarding(description, self.find)
         before, before_at = entity.description, entity.updated_at
-        entity.description, entity.updated_at = description, self._env.now_ms() / 1000
+        # Never the same again, whatever the clock says: it is the version that an update asks for.
+        entity.description, entity.updated_at = description, max(self._env.now_ms() / 1000, before_at + 0.001)
         parent = None
         if isinstance(description, SubscriptionDescription):
             parent = self._topic(description.topic).key
@@ -366,7 +375,7 @@ class Entities:
         description = entity.description
         text = json.dumps(description.to_json(), separators=(",", ":"))
         kind = description.KIND.lower()
-        return Change(PUT_ENTITY, (entity.key, kind, parent, text, entity.created_at, entity.updated_at))
+        return PUT_ENTITY, (entity.key, kind, parent, text, entity.created_at, entity.updated_at)
 
     def _add(
         self,

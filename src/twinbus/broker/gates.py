@@ -42,18 +42,12 @@ class Gate:
         self._swallowed: list[_Held] = []
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        #: Whether an operation need not wait for others.
+        self.is_clear = True
+        #: Whether so much is held back that no more should be asked for.
+        self.is_full = False
         #: Told when nothing is held back any more.
         self.on_clear: Callable[[], None] = lambda: None
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether an operation need not wait for others."""
-        return not self._slow
-
-    @property
-    def is_full(self) -> bool:
-        """Whether so much is held back that no more should be asked for."""
-        return len(self._slow) + len(self._swallowed) >= MAX_HELD or self._bytes >= MAX_HELD_BYTES
 
     def perform(self, path: str, act: Act, size: int = 0, spared: frozenset[Kind] = frozenset()) -> None:
         """Do `act`, now or late, with the fault that it has to carry out itself, if any."""
@@ -95,10 +89,16 @@ class Gate:
     def _hold(self, where: deque[_Held] | list[_Held], held: _Held) -> None:
         where.append(held)
         self._bytes += held.size
+        self._look()
         self._connection.namespace.outage.gates.add(self)
         self._set_timer()
         if self.is_full:
             self._connection.hold_reading(self)
+
+    def _look(self) -> None:
+        # Kept, not asked for: every message asks, and hardly ever something is held.
+        self.is_clear = not self._slow
+        self.is_full = len(self._slow) + len(self._swallowed) >= MAX_HELD or self._bytes >= MAX_HELD_BYTES
 
     def _set_timer(self) -> None:
         if self._timer is None and self._slow:
@@ -125,12 +125,14 @@ class Gate:
 
     def _do(self, held: _Held) -> None:
         self._bytes -= held.size
+        self._look()
         self._connection.guard(held.act)
 
     def close(self) -> None:
         """The namespace stops: what is held back is never done."""
         self._slow.clear()
         self._swallowed.clear()
+        self._look()
         if self._timer is not None:
             self._timer.cancel()
 

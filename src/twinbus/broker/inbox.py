@@ -21,7 +21,7 @@ from .errors import (
     not_found,
 )
 from .limits import Limits
-from .locks import Lock, TokenSource
+from .locks import TokenSource
 from .message import Arrival, Message
 from .schema import COLUMNS, DELETE, FORGET, MAX_SEQUENCE, REMEMBER, Change, State, message_key
 from .store import Store, StoreError
@@ -169,7 +169,9 @@ class Inbox(ABC):
     def admit(self, arrival: Arrival, now: int) -> Message:
         """Give a message its sequence number."""
         state = _SCHEDULED if arrival.due_at is not None and arrival.due_at > now else _ACTIVE
-        return arrival.stored(self.next_sequence(), now, state, self.limits.default_ttl_ms)
+        counters = self.counters
+        counters.last_sequence += 1  # `next_sequence` without the call: every message comes by here
+        return arrival.stored(counters.last_sequence, now, state, self.limits.default_ttl_ms)
 
     def next_sequence(self) -> int:
         self.counters.last_sequence += 1
@@ -232,29 +234,21 @@ class Inbox(ABC):
             return True
         self._unseen[arrival.message_id] = remembered
         remembered.ids.append(arrival.message_id)
-        changes.append(Change(REMEMBER, (self.key, arrival.message_id, now)))
+        changes.append((REMEMBER, (self.key, arrival.message_id, now)))
         return False
 
     def forget_seen(self) -> None:
         """Drop what duplicate detection no longer needs."""
         if self.limits.duplicate_window_ms is not None:
             cutoff = self.env.now_ms() - self.limits.duplicate_window_ms
-            self.env.store.submit([Change(FORGET, (self.key, cutoff))], lambda error: None)
+            self.env.store.submit([(FORGET, (self.key, cutoff))], lambda error: None)
 
     @abstractmethod
     def make_available(self, message: Message) -> None:
         """A message is committed and may be handed out."""
 
-    def _removal(self, message: Message | Lock, state: int = State.ACTIVE) -> Change:
-        return Change(
-            DELETE,
-            (message_key(self.key, message.sequence),),
-            self.key,
-            -1 if state == State.ACTIVE else 0,
-            -1 if state == State.DEFERRED else 0,
-            -1 if state == State.SCHEDULED else 0,
-            -message.size,
-        )
+    def _removal(self, message: Message) -> Change:
+        return DELETE, (message_key(self.key, message.sequence),)
 
     def _forget(self, state: int, size: int) -> None:
         counters = self.counters
@@ -273,12 +267,12 @@ class Inbox(ABC):
         low, high = message_key(self.key, min(max(0, start), MAX_SEQUENCE)), message_key(self.key, MAX_SEQUENCE)
         if session is None:
             rows = self.env.store.reader.execute(
-                f"SELECT {COLUMNS} FROM messages WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
+                f"SELECT {COLUMNS} FROM stored WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
                 (low, high, count),
             )
         else:
             rows = self.env.store.reader.execute(
-                f"SELECT {COLUMNS} FROM messages WHERE session = ? AND id BETWEEN ? AND ? ORDER BY id LIMIT ?",
+                f"SELECT {COLUMNS} FROM stored WHERE session = ? AND id BETWEEN ? AND ? ORDER BY id LIMIT ?",
                 (session, low, high, count),
             )
         messages: list[Message] = []
@@ -307,7 +301,7 @@ class Inbox(ABC):
                     self.env.watch_times(message)
             done(None if error is None else store_failure(error))
 
-        self.env.store.submit([self._removal(message, message.state) for message in messages], deleted)
+        self.env.store.submit([self._removal(message) for message in messages], deleted)
 
     def schedule(self, arrivals: Sequence[Arrival], done: Done) -> list[int]:
         """Store messages for later; returns their sequence numbers, good until they are due.
@@ -351,7 +345,7 @@ class Inbox(ABC):
         if message is None:
             return
         active = self.activated(message)
-        changes = [self._removal(message, State.SCHEDULED), active.insertion(self.key)]
+        changes = [self._removal(message), active.insertion(self.key)]
 
         def committed(error: StoreError | None) -> None:
             self._held.discard(sequence)

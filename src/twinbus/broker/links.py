@@ -86,16 +86,15 @@ class Assembly:
         self.limit = limit
         self._budget = budget
         self._taken = 0
-        self._first: amqp.Transfer | None = None
+        #: Of a delivery that is not complete.
+        self.first: amqp.Transfer | None = None
         self._parts: list[bytes] = []
         self._size = 0
 
     def add(self, transfer: amqp.Transfer, payload: bytes) -> tuple[amqp.Transfer, bytes | None] | None:
         """The first frame and the whole payload when the delivery is complete; None as payload if it is too large."""
-        if self._first is None:
-            if not transfer.more and len(payload) <= self.limit:
-                return transfer, payload
-            self._first = transfer
+        if self.first is None:
+            self.first = transfer
         self._size += len(payload)
         if self._size <= self.limit:
             self._parts.append(payload)
@@ -108,7 +107,7 @@ class Assembly:
             return None
         if transfer.more:
             return None
-        first, whole = self._first, b"".join(self._parts) if self._size <= self.limit else None
+        first, whole = self.first, b"".join(self._parts) if self._size <= self.limit else None
         self.reset()
         return first, whole
 
@@ -120,7 +119,7 @@ class Assembly:
     def reset(self) -> None:
         """Forget the delivery."""
         self._forget_parts()
-        self._first, self._size = None, 0
+        self.first, self._size = None, 0
 
 
 class CreditedLink(Link):
@@ -145,9 +144,13 @@ class CreditedLink(Link):
             self.channel.renew_later(self)
 
     def on_transfer(self, transfer: amqp.Transfer, payload: bytes) -> None:
-        done = self._assembly.add(transfer, payload)
-        if done is None:
-            return
+        assembly = self._assembly
+        whole: bytes | None = payload
+        if transfer.more or transfer.aborted or assembly.first is not None or len(payload) > assembly.limit:
+            done = assembly.add(transfer, payload)
+            if done is None:
+                return
+            transfer, whole = done
         self.last_transfer = self.connection.last_read
         self._delivery_count = (self._delivery_count + 1) & MASK
         self._credit -= 1
@@ -156,7 +159,7 @@ class CreditedLink(Link):
             return
         if self._credit <= self._low_credit:
             self.channel.renew_later(self)
-        self.on_delivery(*done)
+        self.on_delivery(transfer, whole)
 
     def on_delivery(self, transfer: amqp.Transfer, payload: bytes | None) -> None:
         """A whole delivery arrived; None if it was too large."""
@@ -177,10 +180,11 @@ class IncomingLink(CreditedLink):
         super().__init__(channel, attach, limit, channel.connection.profile.sender_credit)
         self.node = node
         self.path = node.path
+        self._namespace = self.connection.namespace
         self._gate = Gate(self.connection, Operation.SEND)
 
     def on_delivery(self, transfer: amqp.Transfer, payload: bytes | None) -> None:
-        if self.connection.namespace.faults.active or not self._gate.is_clear:
+        if self._namespace.faults.active or not self._gate.is_clear:
             size = len(payload) if payload is not None else 0
             self._gate.perform(self.node.path, lambda fault: self._receive(transfer, payload, fault), size)
         else:
@@ -189,7 +193,7 @@ class IncomingLink(CreditedLink):
     def _receive(self, transfer: amqp.Transfer, payload: bytes | None, fault: Fault | None) -> None:
         delivery_id = transfer.delivery_id or 0
         settled = bool(transfer.settled)
-        namespace = self.connection.namespace
+        throttle = self._namespace.throttle
         if fault is not None and fault.kind is Kind.DETACH:
             self.channel.detach(self, fault.error())
             return
@@ -202,8 +206,8 @@ class IncomingLink(CreditedLink):
                     f"The delivery is larger than {self._assembly.limit} bytes, the limit of the link.",
                 )
             batch = arrivals(payload, transfer.message_format)
-            if not namespace.throttle.admits(len(batch)):
-                raise namespace.throttle.busy()
+            if not throttle.admits(len(batch)):
+                raise throttle.busy()
             self.node.require_active(Right.SEND)
             self.node.queue.check(batch)
             if transfer.state is not None:
@@ -277,6 +281,7 @@ class OutgoingLink(Link):
             and self._credit > 0
             and self._reserved < MAX_RESERVED
             and self.channel.can_send()
+            and (self.deletes or self.channel.has_room())
             and not self._gate.is_full
         )
 
@@ -364,11 +369,18 @@ class OutgoingLink(Link):
 
     def settle(self, delivery_id: int, token: bytes, state: Any, settled: bool) -> None:
         """The client says what became of a delivery."""
-        self._last_active = self.connection.last_read
-        if self.connection.namespace.faults.active or not self._settle_gate.is_clear:
+        connection = self.connection
+        self._last_active = connection.last_read
+        if connection.namespace.faults.active or not self._settle_gate.is_clear:
             self._settle_gate.perform(
                 self.node.path, lambda fault: self._settle(delivery_id, token, state, settled, fault)
             )
+        elif type(state) is amqp.Accepted:
+            done = partial(self._settled, delivery_id, state, settled, None)
+            try:
+                self.queue.complete(token, done)
+            except BrokerError as error:
+                done(error)
         else:
             self._settle(delivery_id, token, state, settled, None)
 
@@ -382,12 +394,22 @@ class OutgoingLink(Link):
             if fault is not None and fault.refuses:
                 raise fault.error()
             if type(state) is amqp.TransactionalState:
-                self.connection.transactions.enlist_settlement(self, delivery_id, token, state)
+                self._enlist(delivery_id, token, state, settled)
                 done(None)
             else:
                 apply_outcome(self.queue, token, state, done)
         except BrokerError as error:
             done(error)
+
+    def _enlist(self, delivery_id: int, token: bytes, state: amqp.TransactionalState, settled: bool) -> None:
+        """Have a delivery settled with a transaction; raises `BrokerError`."""
+        try:
+            self.connection.transactions.enlist_settlement(self, delivery_id, token, state)
+        except BrokerError:
+            # As after a rollback: the message is still locked, and what the client says of it next must be heard.
+            if self.attached and not settled and self.queue.holds(token):
+                self.channel.unsettled[delivery_id] = self, token
+            raise
 
     def _settled(
         self, delivery_id: int, state: Any, settled: bool, fault: Fault | None, error: BrokerError | None
@@ -398,7 +420,7 @@ class OutgoingLink(Link):
         elif error is not None:
             self.channel.confirm(delivery_id, amqp.Rejected(error.performative()))
         else:
-            self.channel.confirm(delivery_id, echo(state))
+            self.channel.confirm(delivery_id, None if type(state) is amqp.Accepted else echo(state))
         if fault is not None and fault.cuts_after:
             self.connection.cut()
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import heapq
 import os
+import struct
 from typing import Any
+
+_little, _big = struct.Struct("<IHH8s"), struct.Struct(">IHH8s")
 
 
 class TokenSource:
@@ -13,22 +16,19 @@ class TokenSource:
     _PAGE = 256
 
     def __init__(self) -> None:
-        self._page = b""
-        self._next = 0
+        self._page: list[bytes] = []
 
     def take(self) -> bytes:
         """16 random bytes, the token in the byte order of the wire's uuid type."""
-        if self._next >= len(self._page):
-            self._page = os.urandom(16 * self._PAGE)
-            self._next = 0
-        token = self._page[self._next : self._next + 16]
-        self._next += 16
-        return token
+        if not self._page:
+            page = os.urandom(16 * self._PAGE)
+            self._page = [page[pos : pos + 16] for pos in range(0, len(page), 16)]
+        return self._page.pop()
 
 
 def tag_of(token: bytes) -> bytes:
     """The delivery tag for a token: the same uuid in .NET's little-endian byte order. It is its own inverse."""
-    return token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:]
+    return _little.pack(*_big.unpack(token))
 
 
 class Lock:
@@ -62,34 +62,31 @@ class LockTable:
     """The locks of one queue, and which of them run out next."""
 
     def __init__(self) -> None:
-        self._locks: dict[bytes, Lock] = {}
+        self.by_token: dict[bytes, Lock] = {}
         self._by_time: list[tuple[int, bytes]] = []
 
     def __len__(self) -> int:
-        return len(self._locks)
+        return len(self.by_token)
 
     def get(self, token: bytes) -> Lock | None:
-        return self._locks.get(token)
+        return self.by_token.get(token)
 
     def add(self, lock: Lock, timed: bool) -> None:
         """Hold a lock; `timed` locks run out by themselves, those of a session with the session."""
-        self._locks[lock.token] = lock
+        self.by_token[lock.token] = lock
         if timed:
             self._note_time(lock)
 
     def _note_time(self, lock: Lock) -> None:
         heapq.heappush(self._by_time, (lock.locked_until, lock.token))
-        if len(self._by_time) > 64 + 4 * len(self._locks):
+        if len(self._by_time) > 64 + 4 * len(self.by_token):
             # Settled locks leave their time behind; drop those before they outweigh the live ones.
             self._by_time = [(at, token) for at, token in self._by_time if self._is_current(at, token)]
             heapq.heapify(self._by_time)
 
     def _is_current(self, at: int, token: bytes) -> bool:
-        lock = self._locks.get(token)
+        lock = self.by_token.get(token)
         return lock is not None and lock.locked_until == at
-
-    def remove(self, token: bytes) -> Lock | None:
-        return self._locks.pop(token, None)
 
     def renew(self, lock: Lock, until: int) -> None:
         lock.locked_until = until
@@ -106,11 +103,11 @@ class LockTable:
         expired = []
         while (at := self.next_time()) is not None and at <= now:
             _, token = heapq.heappop(self._by_time)
-            expired.append(self._locks.pop(token))
+            expired.append(self.by_token.pop(token))
         return expired
 
     def clear(self) -> list[Lock]:
-        locks = list(self._locks.values())
-        self._locks.clear()
+        locks = list(self.by_token.values())
+        self.by_token.clear()
         self._by_time.clear()
         return locks

@@ -112,6 +112,11 @@ class Body:
             raise BrokerError(ARGUMENT_ERROR, f"'{name}' must be a list of 1 to {MAX_NUMBERS} items.")
         return value
 
+    def count(self, name: str) -> int:
+        """How many items a list has; one if it is empty or no list, which is refused when it is read."""
+        value = self._fields.get(name)
+        return max(1, len(value)) if isinstance(value, list) else 1
+
     def numbers(self, name: str) -> list[int]:
         items = self.items(name)
         if not all(isinstance(item, int) for item in items):
@@ -181,12 +186,15 @@ class ManagementNode:
         right, handler = operation
         if not connection.rights.allows_management(self._node.path, right):
             raise BrokerError(UNAUTHORIZED, missing_right(right, self._node.path).message)
-        if not self._namespace.throttle.admits(1):
+        body = Body(request.body)
+        # The service charges for messages. Of all requests only this one brings some; the others cost one.
+        messages = body.count("messages") if name == f"{PREFIX}schedule-message" else 1
+        if not self._namespace.throttle.admits(messages):
             raise self._namespace.throttle.busy()
         if name.removeprefix(PREFIX) in _NEED_ACTIVE:
             self._node.require_active(right)
         self._queue.accessed_at = self._queue.env.now_ms() / 1000
-        return await handler(Body(request.body), _associated_link(request, connection))
+        return await handler(body, _associated_link(request, connection))
 
     def _receivable(self) -> Queue:
         if isinstance(self._node.entity, TopicEntity):

@@ -12,7 +12,7 @@ from typing import Any
 
 from twinbus.amqp import sections
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.frames import uint
+from twinbus.amqp.frames import BATCH_FORMAT, uint
 from twinbus.amqp.types import Long, Symbol, UInt
 
 from . import decimals
@@ -20,7 +20,6 @@ from .errors import ARGUMENT_ERROR, NOT_ALLOWED, BrokerError
 from .schema import INSERT, INSERT_PLAIN, Change, State, message_key
 
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
-BATCH_FORMAT = 0x80013700
 MAX_ID_LENGTH = 128
 MAX_ANNOTATIONS = 100
 _MAX_UINT = 0xFFFFFFFF
@@ -55,6 +54,21 @@ _DEAD_LETTER_SOURCE = "x-opt-deadletter-source"
 _HOP_COUNT = "x-opt-hop-count"
 _ACTIVE, _SCHEDULED = State.ACTIVE, State.SCHEDULED  # a class is slow to ask for its members
 _EMPTY_HEADER = b"\x40\x40\x40"
+_NOTHING, _NOT_WRITTEN = (None,) * 6, (None,) * 3
+# All that comes before the bare message if its sender wrote none of it: a header with just the delivery count, the lock
+# token, and three annotations. Nearly every message leaves so, and this is five times as fast as piece by piece.
+_HEADER_AND_COUNT = b"\x00\x53\x70\xc0\x07\x05\x40\x40\x40\x40\x52"
+_THREE_ANNOTATIONS = (
+    b"\x00\x53\x72\xc1"
+    + bytes((1 + 3 * 9 + len(_ENQUEUED_TIME + _SEQUENCE_NUMBER + _LOCKED_UNTIL), 6))
+    + _ENQUEUED_TIME
+    + b"\x83"
+)
+_LONG_SEQUENCE_NUMBER, _TIME_LOCKED_UNTIL = _SEQUENCE_NUMBER + b"\x81", _LOCKED_UNTIL + b"\x83"
+_plain_sections = struct.Struct(
+    f">{len(_HEADER_AND_COUNT)}sB{len(_LOCK_TOKEN)}s16s{len(_THREE_ANNOTATIONS)}sq"
+    f"{len(_LONG_SEQUENCE_NUMBER)}sq{len(_TIME_LOCKED_UNTIL)}sq"
+)
 
 
 class Message:
@@ -106,20 +120,6 @@ class Message:
     def __lt__(self, other: Message) -> bool:
         return self.sequence < other.sequence
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is an active message that was not delivered yet, and has no optional parts."""
-        return (
-            self.header is None
-            and self.annotations is None
-            and self.delivery_annotations is None
-            and self.session is None
-            and self.expires_at is None
-            and self.due_at is None
-            and not self.delivery_count
-            and self.state == _ACTIVE
-        )
-
     def rewrite(self, bare: bytes) -> None:
         """Put other bytes in the place of what the sender wrote."""
         self.size += len(bare) - len(self.bare)
@@ -129,16 +129,22 @@ class Message:
 
     def insertion(self, queue: int) -> Change:
         """The change that stores this message in a queue."""
-        state = self.state
         key = message_key(queue, self.sequence)
-        if self.is_plain:
-            row = (key, self.enqueued_at, self.size, self.bare)
-            return Change(INSERT_PLAIN, row, queue, 1, 0, 0, self.size, self.sequence)
-        return Change(
+        optional = (
+            self.header,
+            self.delivery_annotations,
+            self.annotations,
+            self.session,
+            self.due_at,
+            self.expires_at,
+        )
+        if optional == _NOTHING and not self.delivery_count and self.state == _ACTIVE:
+            return INSERT_PLAIN, (key, self.enqueued_at, self.size, self.bare)
+        return (
             INSERT,
             (
                 key,
-                int(state),
+                int(self.state),
                 self.session,
                 self.enqueued_at,
                 self.due_at,
@@ -150,17 +156,29 @@ class Message:
                 self.annotations,
                 self.bare,
             ),
-            queue,
-            1 if state == State.ACTIVE else 0,
-            1 if state == State.DEFERRED else 0,
-            1 if state == State.SCHEDULED else 0,
-            self.size,
-            self.sequence,
         )
 
     def encoded(self, token: bytes | None = None, locked_until: int | None = None) -> bytes:
         """The bytes a receiver gets. `token` is the lock token (big-endian); without one the lock annotations are
         left out, as for a message that is received and deleted, or peeked."""
+        written = (self.header, self.delivery_annotations, self.annotations)
+        is_locked = token is not None and locked_until is not None
+        if is_locked and written == _NOT_WRITTEN and self.state == _ACTIVE and self.delivery_count < 256:
+            return (
+                _plain_sections.pack(
+                    _HEADER_AND_COUNT,
+                    self.delivery_count,
+                    _LOCK_TOKEN,
+                    token,
+                    _THREE_ANNOTATIONS,
+                    self.enqueued_at,
+                    _LONG_SEQUENCE_NUMBER,
+                    self.sequence,
+                    _TIME_LOCKED_UNTIL,
+                    locked_until,
+                )
+                + self.bare
+            )
         entries = [
             _ENQUEUED_TIME,
             _timestamp.pack(0x83, self.enqueued_at),
@@ -243,15 +261,24 @@ class Arrival:
     annotations: bytes | None
     due_at: int | None
     ttl: int | None
+    session: str | None
+    message_id: str | None
 
     def __init__(self, payload: bytes) -> None:
         """Raises `DecodeError` if the bytes are no message, `BrokerError` if a property breaks a rule."""
+        self.size = len(payload)
+        self.session = self.header = self.ttl = self.annotations = self.delivery_annotations = self.due_at = None
+        message_id = sections.sole_id(payload)
+        if message_id is not None and len(message_id) <= MAX_ID_LENGTH:
+            self.message_id, self.bare, self.is_ping = message_id, payload, False
+        else:
+            self._read(payload)
+
+    def _read(self, payload: bytes) -> None:
         header, delivery_annotations, annotations, properties, application, body = sections.split_sections(payload)
         message_id, _, _, _, _, _, content_type, _, expiry, created, session = sections.list_fields(properties, 11)
-        self.size = len(payload)
         self.is_ping = content_type == PING_CONTENT_TYPE
         self.session = None if session is None else _checked("session id", session)
-        self.header = self.ttl = self.annotations = self.delivery_annotations = self.due_at = None
         if header:
             self._read_header(header)
         if expiry is not None and created is not None and self.ttl is None:

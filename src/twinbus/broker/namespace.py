@@ -37,7 +37,7 @@ from .newcomers import Newcomers
 from .outage import Outage
 from .profile import PROFILES, Profile
 from .rules.descriptions import with_times
-from .schema import PUT_SETTING, Change
+from .schema import PUT_SETTING
 from .security import (
     ROOT_POLICY,
     AccessPolicy,
@@ -154,13 +154,14 @@ class Namespace:
 
     def _start_serving(self) -> None:
         self.outage = Outage(self)
+        self._http = HttpFront(self._handle_http, self.newcomers)
         self._api = AdministrationApi(
             self,
             tier=self.config.tier,
             max_message_size_in_kilobytes=self.config.max_message_size // 1024,
             clock=self.clock,
+            on_token=self._http.trust,
         )
-        self._http = HttpFront(self._handle_http, self.newcomers)
         ports = (self.config.port, self.config.administration_port)
         self._listeners = [
             Listener(
@@ -203,7 +204,7 @@ class Namespace:
         await self._http.close(CLOSE_TIMEOUT)
         for queue in self.entities.all_queues():
             queue.close()
-        await self.store.close()
+        await self.store.close(self.entities.counted)
 
     async def _all_gone(self) -> None:
         self._gone.clear()
@@ -255,8 +256,8 @@ class Namespace:
         )
         await self.store.commit(
             [
-                Change(PUT_SETTING, ("policies", saved)),
-                Change(PUT_SETTING, ("created_at", repr(self.created_at))),
+                (PUT_SETTING, ("policies", saved)),
+                (PUT_SETTING, ("created_at", repr(self.created_at))),
             ]
         )
 

@@ -26,7 +26,7 @@ class Outage:
         #: Where operations are held back.
         self.gates: set[Gate] = set()
         self._held: list[tuple[socket.socket, ActiveFault]] = []
-        self._delayed: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._delayed: dict[socket.socket, tuple[asyncio.TimerHandle, ActiveFault | None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._thawed = asyncio.Event()
         self._faults.on_change = self._changed
@@ -36,23 +36,22 @@ class Outage:
         if not self._faults.active:
             return True
         strike = self._faults.strike(Operation.CONNECT, None)
-        if len(self._held) + len(self._delayed) >= MAX_HELD_CONNECTIONS:
+        if strike.by is None and not strike.delay:
+            return True
+        is_cut = strike.by is not None and strike.by.fault.kind is not Kind.BLACKHOLE
+        if is_cut or len(self._held) + len(self._delayed) >= MAX_HELD_CONNECTIONS:
             reset(arrived)
-            return False
-        if strike.by is not None:
-            if strike.by.fault.kind is Kind.BLACKHOLE:
-                self._held.append((arrived, strike.by))
-            else:
-                reset(arrived)
-            return False
-        if strike.delay:
+        elif strike.by is not None:
+            self._held.append((arrived, strike.by))
+        else:
             loop = asyncio.get_running_loop()
-            self._delayed[arrived] = loop.call_later(strike.delay, self._serve_delayed, arrived)
-            return False
-        return True
+            timer = loop.call_later(strike.delay, self._serve_delayed, arrived)
+            self._delayed[arrived] = timer, strike.slowed_by
+        return False
 
     def _serve_delayed(self, arrived: socket.socket) -> None:
-        del self._delayed[arrived]
+        timer, _ = self._delayed.pop(arrived)
+        timer.cancel()
         self._namespace.serve_socket(arrived)
 
     async def pass_http(self) -> None:
@@ -90,6 +89,8 @@ class Outage:
         self._held = [(arrived, by) for arrived, by in self._held if not by.ended]
         for arrived in released:
             self._namespace.serve_socket(arrived)
+        for arrived in [one for one, (_, by) in self._delayed.items() if by is not None and by.removed]:
+            self._serve_delayed(arrived)
 
     def _strike_at_once(self, added: ActiveFault) -> None:
         """A fault that is not limited to some operations hits what is already there."""
@@ -130,7 +131,7 @@ class Outage:
             self._timer.cancel()
         for gate in self.gates:
             gate.close()
-        for delayed, timer in self._delayed.items():
+        for delayed, (timer, _) in self._delayed.items():
             timer.cancel()
             delayed.close()
         for held, _ in self._held:

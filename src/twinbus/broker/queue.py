@@ -19,7 +19,7 @@ from .locks import Lock, LockTable
 from .message import Message, with_application_properties
 from .receiver import Receiver
 from .rules.ruleset import RuleSet
-from .schema import MAX_SEQUENCE, SET_BARE, SET_DELIVERY_COUNT, SET_STATE, Change, State, message_key
+from .schema import DELETE, MAX_SEQUENCE, SET_BARE, SET_DELIVERY_COUNT, SET_STATE, Change, State, message_key
 from .store import StoreError
 from .window import Window, find_free, read_message
 
@@ -45,7 +45,7 @@ class Queue(Inbox):
         self.receivers: set[Receiver] = set()
         self._locks = LockTable()
         self._newest = counters.last_sequence
-        self._window = Window(environment.store.reader, key, self._held)
+        self._window = Window(environment.store, key, self._held)
         self._waiting: deque[Receiver] = deque()
         self._dispatch_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -78,6 +78,8 @@ class Queue(Inbox):
     def detach(self, receiver: Receiver) -> None:
         """The receiver is gone. Its locks stay until they run out, as on the service."""
         self.receivers.discard(receiver)
+        if receiver in self._waiting:
+            self._waiting.remove(receiver)
         self.accessed_at = self.env.now_ms() / 1000
         if not self.receivers:
             self._window.start(self._newest)
@@ -171,7 +173,7 @@ class Queue(Inbox):
 
     def take_lock(self, token: bytes) -> Lock:
         """The lock for settling: it is out of the table until the settlement is stored."""
-        lock = self._locks.remove(token)
+        lock = self._locks.by_token.pop(token, None)
         if lock is None:
             raise message_lock_lost()
         return lock
@@ -196,16 +198,21 @@ class Queue(Inbox):
     def complete(self, token: bytes, done: Done) -> None:
         """Remove a locked message for good. Raises `BrokerError` if the lock is lost."""
         lock = self.take_lock(token)
-        state = State.DEFERRED if lock.deferred else State.ACTIVE
-        self.env.store.submit((self._removal(lock, state),), partial(self._completed, lock, state, done))
+        removal = (DELETE, (message_key(self.key, lock.sequence),))
+        self.env.store.submit((removal,), partial(self._completed, lock, done), lock.size)
 
-    def _completed(self, lock: Lock, state: State, done: Done, error: StoreError | None) -> None:
+    def _completed(self, lock: Lock, done: Done, error: StoreError | None) -> None:
         if error is not None:
             self.restore_lock(lock)
             done(store_failure(error))
             return
         self._held.discard(lock.sequence)
-        self._forget(state, lock.size)
+        counters = self.counters
+        counters.bytes -= lock.size
+        if lock.deferred:
+            counters.deferred -= 1
+        else:
+            counters.active -= 1
         self.activity.completed += 1
         done(None)
 
@@ -226,7 +233,7 @@ class Queue(Inbox):
         changes = self._modifications(lock, changed)
         if not lock.deferred:
             key = message_key(self.key, lock.sequence)
-            changes.append(Change(SET_STATE, (int(State.DEFERRED), key), self.key, -1, 1))
+            changes.append((SET_STATE, (int(State.DEFERRED), key)))
 
         def deferred() -> None:
             self._held.discard(lock.sequence)
@@ -257,7 +264,7 @@ class Queue(Inbox):
         if message is None:
             return []
         bare = with_application_properties(message.bare, changed)
-        return [Change(SET_BARE, (bare, message_key(self.key, lock.sequence)))]
+        return [(SET_BARE, (bare, message_key(self.key, lock.sequence)))]
 
     def _return(self, lock: Lock, changed: dict[str, Any] | None, done: Done) -> None:
         """After a failed delivery: count it, and give the message back or dead-letter it."""
@@ -271,7 +278,7 @@ class Queue(Inbox):
             self._dead_letter(lock, {**(changed or {}), **reason}, done)
             return
         changes = self._modifications(lock, changed)
-        changes.append(Change(SET_DELIVERY_COUNT, (count, message_key(self.key, lock.sequence))))
+        changes.append((SET_DELIVERY_COUNT, (count, message_key(self.key, lock.sequence))))
         self._settle(lock, changes, lambda: self._unlock(lock), done)
 
     def _unlock(self, lock: Lock) -> None:
@@ -321,7 +328,7 @@ class Queue(Inbox):
                 target.arrived(moved)
             done(error)
 
-        changes = [self._removal(message, message.state), moved.insertion(target.key)]
+        changes = [self._removal(message), moved.insertion(target.key)]
         self.env.store.submit(changes, committed, moved.size)
 
     # ---- locks by time ----
@@ -423,7 +430,7 @@ class Queue(Inbox):
             }
             self._move_to_dead_letter(message, reason, gone)
         else:
-            self.env.store.submit([self._removal(message, message.state)], gone)
+            self.env.store.submit([self._removal(message)], gone)
 
     def close(self) -> None:
         """The queue is deleted or the namespace stops: no more timers or deliveries."""

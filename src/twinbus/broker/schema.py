@@ -3,15 +3,17 @@
 A message's primary key holds the queue in its upper bits and the sequence number in its lower ones, so every
 queue is one contiguous, append-only range of a single table: no second index is kept for the common case, and
 a queue is read in order by walking its range.
+
+A message that was removed alone leaves its table later, with others (`removals.py`). Whoever reads messages while the
+store is open reads `stored`, where it is not.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from enum import IntEnum
-from typing import NamedTuple
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no notes of removed messages beside it
 SEQUENCE_BITS = 40
 MAX_SEQUENCE = (1 << SEQUENCE_BITS) - 1
 
@@ -88,23 +90,16 @@ def queue_of(key: int) -> int:
     return key >> SEQUENCE_BITS
 
 
-class Change(NamedTuple):
-    """One statement, and what it does to the counters of a queue."""
-
-    sql: str
-    parameters: tuple[object, ...]
-    queue: int = -1
-    active: int = 0
-    deferred: int = 0
-    scheduled: int = 0
-    size: int = 0
-    last_sequence: int = 0
+#: One statement and its parameters. A plain tuple: every message makes two.
+Change = tuple[str, tuple[object, ...]]
 
 
 COLUMNS = (
     "id, state, session, enqueued_at, due_at, expires_at, delivery_count, size, header,"
     " delivery_annotations, annotations, bare"
 )
+#: On the connection that reads: `removed` is a function of the store.
+STORED = "CREATE TEMP VIEW stored AS SELECT * FROM messages WHERE NOT removed(id)"
 INSERT = f"INSERT INTO messages ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # A new message that has none of the optional columns, as most: a null to bind costs more than a column to store.
 INSERT_PLAIN = "INSERT INTO messages (id, state, enqueued_at, delivery_count, size, bare) VALUES (?, 0, ?, 0, ?, ?)"
@@ -127,9 +122,8 @@ RESERVE = (
 )
 COUNT = (
     "INSERT INTO counters (key, active, deferred, scheduled, bytes, last_sequence) VALUES (?, ?, ?, ?, ?, ?)"
-    " ON CONFLICT (key) DO UPDATE SET active = active + excluded.active, deferred = deferred + excluded.deferred,"
-    " scheduled = scheduled + excluded.scheduled, bytes = bytes + excluded.bytes,"
-    " last_sequence = coalesce(nullif(excluded.last_sequence, 0), last_sequence)"
+    " ON CONFLICT (key) DO UPDATE SET active = excluded.active, deferred = excluded.deferred,"
+    " scheduled = excluded.scheduled, bytes = excluded.bytes, last_sequence = excluded.last_sequence"
 )
 COUNTED = "INSERT OR REPLACE INTO settings (name, value) VALUES ('counters', 'exact')"
 
@@ -166,16 +160,16 @@ def delete_queue(queue: int) -> list[Change]:
     """Everything that removes a queue's messages, states and counters."""
     low, high = message_key(queue, 0), message_key(queue, MAX_SEQUENCE)
     return [
-        Change("DELETE FROM messages WHERE id BETWEEN ? AND ?", (low, high)),
-        Change("DELETE FROM counters WHERE key = ?", (queue,)),
-        Change("DELETE FROM seen WHERE key = ?", (queue,)),
-        Change("DELETE FROM session_states WHERE key = ?", (queue,)),
+        ("DELETE FROM messages WHERE id BETWEEN ? AND ?", (low, high)),
+        ("DELETE FROM counters WHERE key = ?", (queue,)),
+        ("DELETE FROM seen WHERE key = ?", (queue,)),
+        ("DELETE FROM session_states WHERE key = ?", (queue,)),
     ]
 
 
 def delete_entity(key: int, queues: tuple[int, ...]) -> list[Change]:
     """Everything that removes an entity with its queues."""
-    changes = [Change("DELETE FROM entities WHERE key = ?", (key,))]
+    changes: list[Change] = [("DELETE FROM entities WHERE key = ?", (key,))]
     for queue in queues:
         changes += delete_queue(queue)
     return changes

@@ -75,7 +75,8 @@ class SessionQueue(Queue):
         self._session_times: list[tuple[int, str]] = []
         rows = environment.store.reader.execute(
             "SELECT session, MAX(id) FROM messages INDEXED BY by_session"
-            " WHERE session IS NOT NULL AND id BETWEEN ? AND ? AND state = 0 GROUP BY session ORDER BY MIN(id)",
+            " WHERE session IS NOT NULL AND id BETWEEN ? AND ? AND state = 0 AND NOT removed(id)"
+            " GROUP BY session ORDER BY MIN(id)",
             (message_key(key, 0), message_key(key, MAX_SEQUENCE)),
         )
         for session_id, newest in rows:
@@ -257,7 +258,7 @@ class SessionQueue(Queue):
         self._available.pop(session.id, None)
         session.receiver = receiver
         session.locked_until = self.env.now_ms() + self.limits.lock_ms
-        session.window = Window(self.env.store.reader, self.key, self._held, session.id)
+        session.window = Window(self.env.store, self.key, self._held, session.id)
         session.window.start(session.newest)
         self._note_session_time(session)
 
@@ -318,7 +319,7 @@ class SessionQueue(Queue):
             self._offer_session(session)
 
         for lock in locks:
-            self._locks.remove(lock.token)
+            self._locks.by_token.pop(lock.token, None)
             if delivered:
                 session.returning += 1
                 self._return(lock, None, returned)
@@ -339,7 +340,7 @@ class SessionQueue(Queue):
 
     def _has_active(self, session: Session) -> bool:
         rows = self.env.store.reader.execute(
-            "SELECT id FROM messages WHERE session = ? AND id BETWEEN ? AND ? AND state = 0 ORDER BY id LIMIT ?",
+            "SELECT id FROM stored WHERE session = ? AND id BETWEEN ? AND ? AND state = 0 ORDER BY id LIMIT ?",
             (session.id, message_key(self.key, 1), message_key(self.key, MAX_SEQUENCE), len(self._held) + 1),
         )
         return any(row[0] & MAX_SEQUENCE not in self._held for row in rows.fetchall())
@@ -347,7 +348,7 @@ class SessionQueue(Queue):
     def sessions(self, skip: int, top: int) -> list[str]:
         """Ids of the sessions that have messages or a state, in order."""
         rows = self.env.store.reader.execute(
-            "SELECT session FROM messages WHERE session IS NOT NULL AND id BETWEEN ? AND ?"
+            "SELECT session FROM stored WHERE session IS NOT NULL AND id BETWEEN ? AND ?"
             " UNION SELECT session FROM session_states WHERE key = ? ORDER BY session LIMIT ? OFFSET ?",
             (message_key(self.key, 1), message_key(self.key, MAX_SEQUENCE), self.key, top, skip),
         )
@@ -380,9 +381,9 @@ class SessionQueue(Queue):
 
         parameters: tuple[Any, ...] = (self.key, session_id)
         if state is None:
-            change = Change(DROP_SESSION_STATE, parameters)
+            change: Change = (DROP_SESSION_STATE, parameters)
         else:
-            change = Change(PUT_SESSION_STATE, (*parameters, state, self.env.now_ms() / 1000))
+            change = (PUT_SESSION_STATE, (*parameters, state, self.env.now_ms() / 1000))
         self.env.store.submit([change], stored)
 
     def close(self) -> None:

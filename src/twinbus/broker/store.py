@@ -9,8 +9,12 @@ A small group is written on the event loop itself as long as that is quick: hand
 than a commit, even one that waits for a good disk. A slow commit sends the next ones to the thread for a while. The
 log is copied into the database by the thread alone.
 
-How many messages a queue holds is counted in memory and written when the store closes: counting on disk would double
-the pages of a small commit. After a crash the messages themselves are counted, once, when the store is opened.
+A message that is removed alone, as by a client that completes one after the other, is noted in a file of its own
+(`removals.py`), and leaves its table with others when the log is copied.
+
+How many messages a queue holds is counted in memory, by the queue, and written when the store closes: counting on disk
+would double the pages of a small commit. After a crash the messages themselves are counted, once, when the store is
+opened.
 """
 
 from __future__ import annotations
@@ -20,26 +24,36 @@ import contextlib
 import logging
 import os
 import queue
+import secrets
 import shutil
 import sqlite3
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 from .filelock import lock_folder
-from .grouping import Counters, count, sorted_out
+from .grouping import sorted_out
+from .removals import CAPACITY, Removals
 from .schema import (
     COUNT,
     COUNTED,
+    DELETE,
+    INSERT,
+    INSERT_PLAIN,
+    PUT_SETTING,
     RESERVE,
     SCHEMA_VERSION,
+    SEQUENCE_BITS,
+    STORED,
     TABLES,
     Change,
     begin_counting,
     recount,
+    sequence_of,
 )
 
 logger = logging.getLogger("twinbus.broker.store")
@@ -53,7 +67,8 @@ SLOW_COMMIT = 0.02  # a commit that takes longer sends those of the next second 
 SLOW_DISK_SECONDS = 1.0
 # What goes to the log, roughly: it takes whole pages, so a commit costs some whatever is in it.
 COMMIT_BYTES = 12 << 10
-CHANGE_BYTES = 1 << 10  # of a change that brings no message
+CHANGE_BYTES = 256  # of a change, besides its message; that is also what it takes in memory, at least
+REMOVAL_BYTES = CHECKPOINT_BYTES // CAPACITY  # the notes are full when the log is to be copied
 RESERVED = 1_000  # sequence numbers that are set aside at a time, so that none is ever given twice
 PRESSURE_BYTES = 16 << 20  # waiting to be written: above this, connections stop reading
 
@@ -74,6 +89,9 @@ class Durability(StrEnum):
 # One process owns the folder (`lock_folder`): SQLite need not ask the kernel for six locks at each commit.
 _ONE_PROCESS = ("vfs=unix-excl",) if os.name == "posix" else ()
 _SYNCHRONOUS = {Durability.FULL: "FULL", Durability.NORMAL: "NORMAL", Durability.MEMORY: "OFF"}
+
+
+_INSERTS = frozenset({INSERT, INSERT_PLAIN})
 
 
 class StoreError(Exception):
@@ -99,47 +117,47 @@ class Store:
 
     def __init__(self, folder: Path | None, durability: Durability = Durability.NORMAL) -> None:
         self.durability = durability
-        self._temporary: str | None = None
+        self._files = contextlib.ExitStack()
         if folder is None or durability is Durability.MEMORY:
-            self._temporary = tempfile.mkdtemp(prefix="twinbus-")
-            folder = Path(self._temporary)
+            folder = Path(tempfile.mkdtemp(prefix="twinbus-"))
+            self._files.callback(shutil.rmtree, folder, ignore_errors=True)
         # The folder holds keys and message bodies: nobody else may look.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = folder / "namespace.db"
         lock = lock_folder(folder)
         if lock is None:
             raise StoreError(f"the data folder {folder} is in use by another process")
-        self._lock = lock
+        self._files.enter_context(lock)
         self.pending_bytes = 0
         self._syncs = durability is Durability.FULL
         self._slow_until = 0.0
         self._logged = 0
-        #: What has changed since the counters in the database were true, and how far sequence numbers are set aside.
-        self._counters: Counters = {}
+        #: By queue: the last key of a message that is set aside.
         self._reserved: dict[int, int] = {}
         self._pressed: list[Callable[[], None]] = []
         self._waiting: list[Unit] = []
         self._joined: list[Unit] | None = None
         self._writing = False
         self._flush_scheduled = False
-        self._collecting = False
+        #: Whether what is submitted waits for `write_collected`, because it belongs together.
+        self.collecting = False
+        #: Keys of messages that were removed and are still in their table. Who reads them there must look here, too.
+        self.removed: set[int] = set()
+        self._swept: list[int] = []
         self._closed = False
-        self._idle: asyncio.Event = asyncio.Event()
-        self._idle.set()
+        self._emptied: asyncio.Future[None] | None = None
         self._handover: queue.SimpleQueue[list[Unit] | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         try:
-            self._writer_connection = self._open_writer()
-            try:
-                self.reader = self._open_reader()
-            except BaseException:
-                self._writer_connection.close()
-                raise
-        except sqlite3.Error as error:
-            self._let_go()
+            self._removals = self._files.enter_context(Removals(self.path.with_suffix(".removed"), self._syncs))
+            self._writer_connection = self._files.enter_context(contextlib.closing(self._open_writer()))
+            self._cursor = self._writer_connection.cursor()
+            self.reader = self._files.enter_context(contextlib.closing(self._open_reader()))
+        except (sqlite3.Error, OSError) as error:
+            self._files.close()
             raise StoreError(f"the database {self.path} cannot be opened: {error}") from error
         except BaseException:
-            self._let_go()
+            self._files.close()
             raise
         self._thread = threading.Thread(target=self._write_groups, name="twinbus-store", daemon=True)
         self._thread.start()
@@ -168,6 +186,7 @@ class Store:
                 raise StoreError(f"the database {self.path} was written by a newer twinbus (schema {version})")
             connection.executescript(TABLES)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            self._remove_noted(connection)
             if not begin_counting(connection):
                 recount(connection)
         except BaseException:
@@ -175,12 +194,21 @@ class Store:
             raise
         return connection
 
+    def _remove_noted(self, connection: sqlite3.Connection) -> None:
+        """Remove what was noted and not taken out when the process ended."""
+        row = connection.execute("SELECT value FROM settings WHERE name = 'removals'").fetchone()
+        noted = self._removals.read(int(row[0])) if row else []
+        self._remove(connection.cursor(), noted)
+
     def _address(self, *options: str) -> str:
         return f"{self.path.absolute().as_uri()}?{'&'.join((*_ONE_PROCESS, *options))}"
 
     def _open_reader(self) -> sqlite3.Connection:
         reader = sqlite3.connect(self._address("mode=ro"), uri=True, isolation_level=None, cached_statements=256)
         reader.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        reader.create_function("removed", 1, self.removed.__contains__)
+        reader.execute("PRAGMA temp_store = MEMORY")
+        reader.execute(STORED)
         return reader
 
     @property
@@ -206,10 +234,10 @@ class Store:
             error = StoreError("the namespace is closing")
             self._loop.call_soon(done, error)
             return
+        size += CHANGE_BYTES * len(changes)
         self.pending_bytes += size
         self._waiting.append((changes, done, size))
-        self._idle.clear()
-        if not self._collecting:
+        if not self.collecting:
             self._flush_soon()
 
     def atomically(self, act: Callable[[], None], done: Done) -> None:
@@ -241,21 +269,19 @@ class Store:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
-    def collect(self) -> None:
-        """Let what is submitted from here on wait for `write_collected`: it belongs together."""
-        self._collecting = True
-
-    def write_collected(self) -> None:
+    def write_collected(self) -> bool:
         """Write what was collected, at once if that is cheap: a turn of the event loop costs as much as a commit.
 
-        A sync is not cheap: it waits for the other connections that have something to write in this turn.
+        A sync is not cheap: it waits for the other connections that have something to write in this turn. Returns
+        whether more is waiting than should be.
         """
-        self._collecting = False
+        self.collecting = False
         if self._waiting and not self._writing and not self._flush_scheduled:
             if not self._syncs and len(self._waiting) <= INLINE_UNITS:
                 self._flush()
             else:
                 self._flush_soon()
+        return bool(self._waiting) and self.is_pressed
 
     async def commit(self, changes: Sequence[Change]) -> None:
         """Submit and wait; raises `StoreError`."""
@@ -274,31 +300,38 @@ class Store:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._writing or not self._waiting:
+        group = self._waiting
+        if self._writing or not group:
             return
-        group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
-        began = time.monotonic()
+        self._waiting = group[MAX_GROUP:]
+        del group[MAX_GROUP:]
+        began = monotonic()
         if len(group) <= INLINE_UNITS and self._logged < CHECKPOINT_BYTES and began >= self._slow_until:
-            failure = self._try_write(group)
-            self._judge_disk(time.monotonic() - began)
-            if failure is None:
-                self._committed(group, [None] * len(group))
+            try:
+                self._write(group)
+            except Exception:  # the thread tries again, makes room and says what is wrong
+                self._roll_back()
+            else:
+                ended = monotonic()
+                if ended - began > SLOW_COMMIT:
+                    self._slow_until = ended + SLOW_DISK_SECONDS
+                self._committed(group, ())
                 return
         self._writing = True
         self._handover.put(group)
 
-    def _judge_disk(self, seconds: float) -> None:
-        if seconds > SLOW_COMMIT:
-            self._slow_until = time.monotonic() + SLOW_DISK_SECONDS
-
-    def _committed(self, group: list[Unit], errors: list[StoreError | None]) -> None:
+    def _committed(self, group: list[Unit], errors: Sequence[StoreError | None]) -> None:
+        """Tell everyone; `errors` is empty if there was none."""
+        if self._swept:  # only now: a query that had begun before the sweep still sees what it took out
+            self.removed.difference_update(self._swept)
+            self._swept = []
         self._writing = False
-        if len(self._waiting) > INLINE_UNITS or time.monotonic() < self._slow_until:
+        if self._waiting and (len(self._waiting) > INLINE_UNITS or monotonic() < self._slow_until):
             self._flush()  # let the disk work while the callbacks run
-        for (_, done, size), error in zip(group, errors, strict=True):
+        for number, (_, done, size) in enumerate(group):
             self.pending_bytes -= size
             try:  # `_tell` without the call: every message comes by here
-                done(error)
+                done(errors[number] if errors else None)
             except Exception:
                 logger.exception("a callback after a commit failed")
         if self._pressed and not self.is_pressed:
@@ -308,14 +341,14 @@ class Store:
         if self._waiting:
             # Only now: callbacks must run in the order of the commits, and a small group would be done at once.
             self._flush_soon()
-        elif not self._writing:
-            self._idle.set()
+        elif self._emptied is not None and not self._writing and not self._emptied.done():
+            self._emptied.set_result(None)
 
     # ---- the writer thread ----
 
     def _write_groups(self) -> None:
         while (group := self._handover.get()) is not None:
-            errors: list[StoreError | None] = [None] * len(group)
+            errors: Sequence[StoreError | None] = ()
             failure = self._try_write(group)
             if failure is not None:
                 self._make_room()
@@ -325,6 +358,7 @@ class Store:
             if self._logged >= CHECKPOINT_BYTES:
                 self._make_room()
             self._loop.call_soon_threadsafe(self._committed, group, errors)
+            del group, errors  # with their connections, until the next group: that may be long after these are gone
 
     def _write_apart(self, group: list[Unit]) -> list[StoreError | None]:
         """Write by halves what failed as a whole: what can be stored is, whatever it shared a commit with."""
@@ -335,23 +369,50 @@ class Store:
         return self._write_apart(group[:half]) + self._write_apart(group[half:])
 
     def _try_write(self, group: list[Unit]) -> StoreError | None:
-        # One thread at a time: the loop writes only while nothing is handed over.
         # Whatever goes wrong must not end the thread: a sender would wait for its answer for ever.
         try:
             self._write(group)
         except Exception as failure:
             if not isinstance(failure, sqlite3.Error):
                 logger.exception("a change cannot be written")
-            with contextlib.suppress(sqlite3.Error):
-                self._writer_connection.rollback()
+            self._roll_back()
             return StoreError(f"the store could not write: {failure}")
         return None
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._writer_connection.rollback()
 
     def _make_room(self) -> None:
         """Copy the log into the database, so that it can start anew: now and then, and when the disk is full."""
         self._logged = 0
+        failure = self._sweep()
         with contextlib.suppress(sqlite3.Error):
             self._writer_connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        if failure is not None and (failure := self._sweep()) is not None:  # on a full disk there may be room only now
+            logger.warning("removed messages could not be taken out of their table: %s", failure)
+
+    def _sweep(self) -> Exception | None:
+        """Take the messages that were removed alone out of their table; nobody reads them, so that may fail."""
+        if not self._removals.is_used:
+            return None
+        keys = list(self.removed)
+        try:
+            self._remove(self._cursor, keys)
+        except (sqlite3.Error, OSError) as failure:
+            self._roll_back()
+            return failure
+        self._swept += keys
+        return None
+
+    def _remove(self, cursor: sqlite3.Cursor, noted: list[int]) -> None:
+        """Take messages out of their table, and make the notes of them void."""
+        start = secrets.randbits(32)
+        cursor.execute("BEGIN IMMEDIATE")
+        cursor.executemany(DELETE, [(key,) for key in noted])
+        cursor.execute(PUT_SETTING, ("removals", str(start)))
+        cursor.execute("COMMIT")
+        self._removals.begin(start)
 
     def _write(self, group: list[Unit]) -> None:
         """Write a group in one transaction.
@@ -359,67 +420,69 @@ class Store:
         New messages go first, in one statement: a key is never reused, so nothing in the group can depend on a
         message not being there yet.
         """
-        connection = self._writer_connection
-        if len(group) == 1 and len(group[0][0]) == 1:
+        changes, _, size = group[0]
+        if len(changes) == len(group) == 1:
             # One client that waits for each answer: every microsecond here is one it waits for.
-            sql, parameters, key, *counts = group[0][0][0]
-            if key < 0:
-                connection.execute(sql, parameters)
-            elif counts[-1] <= self._reserved.get(key, 0):
-                connection.execute(sql, parameters)  # a transaction by itself
-                count(self._counters, key, *counts)
-            else:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.execute(sql, parameters)
-                self._commit({key: counts})
-        else:
-            inserts, others, counters = sorted_out(changes for changes, _, _ in group)
-            if not others and not any(inserts.values()):
+            sql, parameters = changes[0]
+            key: Any = parameters[0]
+            if sql is DELETE and self._removals.takes_notes:
+                try:
+                    self._removals.add(key)
+                    self.removed.add(key)
+                    self._logged += max(REMOVAL_BYTES, size)
+                    return
+                except OSError as failure:
+                    logger.warning("a removal could not be noted, so the database is told at once: %s", failure)
+            if sql not in _INSERTS or key <= self._reserved.get(key >> SEQUENCE_BITS, 0):
+                self._cursor.execute(sql, parameters)  # a transaction by itself
+                self._logged += COMMIT_BYTES + size
                 return
-            connection.execute("BEGIN IMMEDIATE")
-            for sql, rows in inserts.items():
-                connection.executemany(sql, rows)
-            for sql, rows in others:
-                connection.executemany(sql, rows)
-            self._commit(counters)
-        self._logged += COMMIT_BYTES + sum(size or CHANGE_BYTES * len(changes) for changes, _, size in group)
+        inserts, others = sorted_out(changes for changes, _, _ in group)
+        if not others and not any(inserts.values()):
+            return
+        cursor = self._cursor
+        cursor.execute("BEGIN IMMEDIATE")
+        for sql, rows in inserts.items():
+            cursor.executemany(sql, rows)
+        for sql, rows in others:
+            cursor.executemany(sql, rows)
+        self._commit(row[0] for rows in inserts.values() for row in rows)
+        self._logged += COMMIT_BYTES + sum(size for _, _, size in group)
 
-    def _commit(self, counters: Counters) -> None:
-        """Commit, with sequence numbers set aside where they have run out; only then has anything been counted."""
-        ahead = {
-            key: counts[-1] + RESERVED for key, counts in counters.items() if counts[-1] > self._reserved.get(key, 0)
-        }
-        self._writer_connection.executemany(RESERVE, ahead.items())
-        self._writer_connection.execute("COMMIT")
+    def _commit(self, keys: Iterable[Any]) -> None:
+        """Commit, with sequence numbers set aside where those of the new messages have run out."""
+        ahead: dict[int, int] = {}
+        for key in keys:
+            queue = key >> SEQUENCE_BITS
+            if key > self._reserved.get(queue, 0):
+                ahead[queue] = max(key + RESERVED, ahead.get(queue, 0))
+        if ahead:
+            self._cursor.executemany(RESERVE, [(queue, sequence_of(key)) for queue, key in ahead.items()])
+        self._cursor.execute("COMMIT")
         self._reserved |= ahead
-        for key, counts in counters.items():
-            count(self._counters, key, *counts)
 
-    def _write_counters(self) -> None:
+    def _write_counters(self, counters: Iterable[tuple[int, ...]]) -> None:
         """The messages need not be counted at the next start: nothing is going to change any more."""
         connection = self._writer_connection
         with contextlib.suppress(sqlite3.Error):
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(COUNT, [(key, *counts) for key, counts in self._counters.items()])
+            connection.executemany(COUNT, counters)
             connection.execute(COUNTED)
             connection.execute("COMMIT")
 
     # ---- closing ----
 
-    async def close(self) -> None:
-        """Write what was submitted, then close the files."""
+    async def close(self, counted: Callable[[], Iterable[tuple[int, ...]]] | None = None) -> None:
+        """Write what was submitted, then the counters of all queues, if someone has counted, and close the files."""
         if self._closed:
             return
         self._closed = True
-        await self._idle.wait()
+        if self._waiting or self._writing:
+            self._emptied = self._loop.create_future()
+            await self._emptied
         self._handover.put(None)
         await asyncio.to_thread(self._thread.join)
-        self._write_counters()
-        self.reader.close()
-        self._writer_connection.close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        self._lock.close()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        with self._files:
+            self._sweep()
+            if counted is not None:
+                self._write_counters(counted())

@@ -65,13 +65,13 @@ class Timeline:
         now = self._now_ms()
         reader = self._store.reader
         due = reader.execute(
-            "SELECT id FROM messages WHERE due_at <= ? ORDER BY due_at LIMIT ?", (now, SWEEP_LIMIT)
+            "SELECT id FROM stored WHERE due_at <= ? ORDER BY due_at LIMIT ?", (now, SWEEP_LIMIT)
         ).fetchall()
         for (key,) in due:
             if (queue := self._find(queue_of(key))) is not None:
                 queue.activate(sequence_of(key))
         expired = reader.execute(
-            "SELECT id, expires_at FROM messages WHERE expires_at > ? AND expires_at <= ? ORDER BY expires_at LIMIT ?",
+            "SELECT id, expires_at FROM stored WHERE expires_at > ? AND expires_at <= ? ORDER BY expires_at LIMIT ?",
             (self._expired_until, now, SWEEP_LIMIT),
         ).fetchall()
         for key, _ in expired:
@@ -90,8 +90,8 @@ class Timeline:
             self._store.submit([], lambda error: self._set(now))  # go on when this part is stored
             return
         row = self._store.reader.execute(
-            "SELECT MIN(at) FROM (SELECT MIN(due_at) AS at FROM messages WHERE due_at > ?"
-            " UNION ALL SELECT MIN(expires_at) FROM messages WHERE expires_at > ?)",
+            "SELECT MIN(at) FROM (SELECT MIN(due_at) AS at FROM stored WHERE due_at > ?"
+            " UNION ALL SELECT MIN(expires_at) FROM stored WHERE expires_at > ?)",
             (now, self._expired_until),
         ).fetchone()
         if row[0] is not None:

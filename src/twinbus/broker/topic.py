@@ -75,7 +75,7 @@ class Topic(Queue):
         copies = self._shared(
             message.bare, message.annotations, self.env.now_ms(), lambda queue: queue.activated(message)
         )
-        changes = [self._removal(message, State.SCHEDULED), *(copy.insertion(queue.key) for queue, copy in copies)]
+        changes = [self._removal(message), *(copy.insertion(queue.key) for queue, copy in copies)]
 
         def committed(error: StoreError | None) -> None:
             self._held.discard(sequence)

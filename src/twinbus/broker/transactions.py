@@ -41,6 +41,7 @@ MAX_SECONDS = 120.0
 MAX_STEPS = 100
 MAX_OPEN = 1000
 MAX_BYTES = 32 << 20  # of messages that wait in the transactions of one connection
+MESSAGE_COST = 256  # what a message takes in memory besides its bytes, which may be four
 MAX_REQUEST = 4096
 CREDIT = 100
 
@@ -96,7 +97,7 @@ class Transactions:
         if not isinstance(state, amqp.TransactionalState):
             raise BrokerError(ARGUMENT_ERROR, "The state of a transfer can only be a transactional state.")
         transaction = self._find(state.txn_id)
-        size = sum(one.size for one in batch)
+        size = sum(one.size + MESSAGE_COST for one in batch)
         if size + sum(one.size for one in self._open.values()) > MAX_BYTES:
             raise BrokerError(QUOTA_EXCEEDED, f"Open transactions can hold {MAX_BYTES} bytes of messages.")
 

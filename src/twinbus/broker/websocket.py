@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
-from .connection import WRITE_HIGH_WATER, Connection
+from .connection import CLOSE_TIMEOUT, WRITE_HIGH_WATER, Connection
 
 if TYPE_CHECKING:
     from .namespace import Namespace
@@ -32,6 +32,7 @@ class WebSocketTransport(asyncio.Transport):
         self._wake = asyncio.Event()
         self._reading = asyncio.Event()
         self._reading.set()
+        self.ending = WSCloseCode.OK
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._raw.get_extra_info(name, default) if self._raw is not None else default
@@ -88,6 +89,8 @@ class WebSocketTransport(asyncio.Transport):
             message = await self._socket.receive()
             await self._reading.wait()
             if message.type is not WSMsgType.BINARY:
+                if message.type is WSMsgType.TEXT:
+                    self.ending = WSCloseCode.UNSUPPORTED_DATA
                 return
             self._connection.data_received(message.data)
 
@@ -107,17 +110,30 @@ class WebSocketTransport(asyncio.Transport):
 
 async def serve_websocket(namespace: Namespace, request: web.BaseRequest) -> web.StreamResponse:
     """Speak AMQP over an upgraded request until one side closes."""
+    offered = request.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL)
+    if SUBPROTOCOL not in [name.strip() for name in offered.split(",")]:
+        return web.Response(status=400, text=f"the subprotocol must be {SUBPROTOCOL}")
     socket = web.WebSocketResponse(protocols=(SUBPROTOCOL,), max_msg_size=MAX_MESSAGE, compress=False)
     if not socket.can_prepare(request).ok:
         return web.Response(status=400, text="this address speaks WebSockets")
     await socket.prepare(request)
     connection = Connection(namespace)
-    raw = request.transport
-    transport = WebSocketTransport(socket, raw, connection)
+    transport = WebSocketTransport(socket, request.transport, connection)
+    namespace.newcomers.leave(request.protocol)  # the connection is one from now on, and knows when it no longer is
     connection.connection_made(transport)
     try:
         await transport.carry()
     finally:
         connection.connection_lost(None)
-        await socket.close()
+        namespace.newcomers.enter(request.protocol, transport.abort)
+        await _say_goodbye(socket, transport)
     return socket
+
+
+async def _say_goodbye(socket: web.WebSocketResponse, transport: WebSocketTransport) -> None:
+    """Close, and wait for the client to close too; not for long, if it does not read."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await socket.close(code=transport.ending)
+    except TimeoutError:
+        transport.abort()

@@ -14,19 +14,22 @@ from collections.abc import Container
 
 from .message import Message
 from .schema import COLUMNS, MAX_SEQUENCE, State, message_key, sequence_of
+from .store import Store
 
 LOAD_MESSAGES = 256
 MAX_MESSAGES = 1024
 MAX_BYTES = 1 << 20
 
-_BY_KEY = f"SELECT {COLUMNS} FROM messages WHERE id = ?"
-_NEXT = f"SELECT {COLUMNS} FROM messages WHERE id > ? AND id <= ? AND state = 0 ORDER BY id LIMIT ?"
-_NEXT_OF_SESSION = (
-    f"SELECT {COLUMNS} FROM messages WHERE session = ? AND id > ? AND id <= ? AND state = 0 ORDER BY id LIMIT ?"
-)
+_BY_KEY = f"SELECT {COLUMNS} FROM stored WHERE id = ?"
+# By whether messages were removed alone: only then every row is worth the question, and what is gone the reading.
+_NEXT = {
+    gone: f"SELECT {COLUMNS} FROM {table} WHERE id > ? AND id <= ? AND state = 0 ORDER BY id LIMIT ?"
+    for gone, table in ((False, "messages"), (True, "stored"))
+}
+_NEXT_OF_SESSION = {gone: sql.replace("WHERE", "WHERE session = ? AND") for gone, sql in _NEXT.items()}
 _FREE = (
     "SELECT id, state, session, enqueued_at, due_at, expires_at, delivery_count, size, NULL, NULL, NULL, x''"
-    " FROM messages WHERE id BETWEEN ? AND ? AND state < 2 AND enqueued_at < ? AND (? IS NULL OR session = ?)"
+    " FROM stored WHERE id BETWEEN ? AND ? AND state < 2 AND enqueued_at < ? AND (? IS NULL OR session = ?)"
     " ORDER BY id"
 )
 
@@ -65,10 +68,9 @@ class Window:
     messages, and must not be handed out again.
     """
 
-    def __init__(
-        self, reader: sqlite3.Connection, queue: int, held: Container[int], session: str | None = None
-    ) -> None:
-        self._reader = reader
+    def __init__(self, store: Store, queue: int, held: Container[int], session: str | None = None) -> None:
+        self._reader = store.reader
+        self._gone = store.removed
         self._queue = queue
         self._held = held
         self._session = session
@@ -131,9 +133,9 @@ class Window:
     def _load(self) -> None:
         low, high = message_key(self._queue, self._cursor), message_key(self._queue, self._newest)
         if self._session is None:
-            rows = self._reader.execute(_NEXT, (low, high, LOAD_MESSAGES))
+            rows = self._reader.execute(_NEXT[bool(self._gone)], (low, high, LOAD_MESSAGES))
         else:
-            rows = self._reader.execute(_NEXT_OF_SESSION, (self._session, low, high, LOAD_MESSAGES))
+            rows = self._reader.execute(_NEXT_OF_SESSION[bool(self._gone)], (self._session, low, high, LOAD_MESSAGES))
         seen = 0
         for row in rows:
             seen += 1

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from twinbus.amqp import performatives as amqp
-from twinbus.amqp.frames import read_frequent
+from twinbus.amqp.frames import FREQUENT
 from twinbus.amqp.types import DecodeError
 
 _HEADER = b"AMQP"
@@ -86,7 +86,8 @@ class Conversation:
         if body[:3] not in _INTERESTING:
             return Passage(raw)
         try:
-            found = read_frequent(body) or amqp.decode_performative(body, 0)
+            read = FREQUENT.get(body[:4])
+            found = (read(body) if read else None) or amqp.decode_performative(body, 0)
         except DecodeError:
             return Passage(raw)  # the namespace will say what is wrong with it
         performative, number = found[0], _channel.unpack_from(raw, 6)[0]

@@ -17,13 +17,13 @@ from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import (
     AMQP_HEADER,
     EMPTY_FRAME,
+    FREQUENT,
     MIN_MAX_FRAME_SIZE,
     SASL_HEADER,
     TYPE_AMQP,
     TYPE_SASL,
     FramingError,
     frame,
-    read_frequent,
     split_frames,
 )
 from twinbus.amqp.performatives import decode_performative
@@ -224,7 +224,8 @@ class Wire(asyncio.Protocol):
                 raise FramingError(f"a frame of type {frame_type} is not expected here")
             if not body:
                 continue
-            performative, pos = read_frequent(body) or decode_performative(body, 0)
+            read = FREQUENT.get(body[:4])
+            performative, pos = (read(body) if read else None) or decode_performative(body, 0)
             session = theirs.get(number)
             if session is not None and type(performative) is amqp.Transfer:
                 session.on_transfer(performative, body[pos:])

@@ -19,6 +19,7 @@ from twinbus.broker import Fault, Kind, QueueDescription, SubscriptionDescriptio
 from twinbus.broker.bounds import EntityStatus
 from twinbus.broker.descriptions import InvalidDescription
 from twinbus.broker.durations import TICKS_PER_SECOND
+from twinbus.broker.rules.descriptions import FilterKind, RuleDescription, Sql
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -87,11 +88,16 @@ async def test_a_message_goes_through_four_queues_and_no_further(bus: Bus) -> No
 async def test_a_subscription_forwards_what_its_rules_let_pass(bus: Bus) -> None:
     target, topic = await queue(bus), bus.new_name("t")
     await bus.namespace.create(TopicDescription(topic))
-    await bus.namespace.create_subscription(SubscriptionDescription(topic, "s", forward_to=target))
+    urgent = RuleDescription("urgent", Sql("priority > 5"), FilterKind.SQL)
+    await bus.namespace.create_subscription(SubscriptionDescription(topic, "s", forward_to=target, rules=(urgent,)))
     sender = bus.client.get_topic_sender(topic)
     await bus.open(sender)
-    await sender.send_messages(ServiceBusMessage("through the topic"))
-    assert texts(await received(bus, target)) == ["through the topic"]
+    # What must not arrive comes first and in between: it would be there before the last one.
+    for number, priority in enumerate((1, 9, 5, 6)):
+        await sender.send_messages(ServiceBusMessage(str(number), application_properties={"priority": priority}))
+    assert texts(await received(bus, target, 2)) == ["1", "3"]
+    assert bus.broker_queue(target).counters.last_sequence == 2
+    assert bus.broker_queue(f"{topic}/Subscriptions/s").counters.last_sequence == 2
 
 
 async def test_a_queue_forwards_to_a_topic(bus: Bus) -> None:

@@ -15,10 +15,13 @@ from typing import NamedTuple
 from tests.broker.durability.ledger import StoredMessage
 
 from twinbus.amqp import sections
+from twinbus.broker.removals import Removals
 from twinbus.broker.schema import State, queue_of, sequence_of
 
 DATABASE = "namespace.db"
 LOG = "namespace.db-wal"
+REMOVALS = "namespace.removed"
+FILES = (DATABASE, LOG, REMOVALS)
 
 
 class Counted(NamedTuple):
@@ -67,7 +70,7 @@ class Tables:
 def copied(folder: Path) -> Iterator[Path]:
     """A copy of the database as the disk has it; reading it recovers the copy and leaves the original alone."""
     with tempfile.TemporaryDirectory(prefix="twinbus-copy-") as name:
-        for file in (DATABASE, LOG):
+        for file in FILES:
             if (folder / file).exists():
                 shutil.copy(folder / file, Path(name) / file)
         yield Path(name)
@@ -78,7 +81,17 @@ def read_tables(folder: Path) -> Tables:
     with copied(folder) as copy, closing(sqlite3.connect(copy / DATABASE)) as connection:
         checked = connection.execute("PRAGMA integrity_check").fetchone()[0]
         assert checked == "ok", f"the database is damaged: {checked}"
+        remove_noted(connection, copy)
         return _read(connection)
+
+
+def remove_noted(connection: sqlite3.Connection, folder: Path) -> None:
+    """Remove the messages that were removed one at a time, as the store does when it opens."""
+    row = connection.execute("SELECT value FROM settings WHERE name = 'removals'").fetchone()
+    if row is not None and (folder / REMOVALS).exists():
+        with Removals(folder / REMOVALS, syncs=False) as removals:
+            keys = removals.read(int(row[0]))
+        connection.executemany("DELETE FROM messages WHERE id = ?", [(key,) for key in keys])
 
 
 def _read(connection: sqlite3.Connection) -> Tables:

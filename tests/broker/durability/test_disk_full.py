@@ -21,6 +21,7 @@ from tests.broker.durability.tables import read_tables
 from tests.broker.raw_client import Delivery, Gone, RawClient, Refused, encoded_message
 from tests.broker.wire import PlainHttp, ServeProcess, administration
 
+from twinbus.amqp import performatives as amqp
 from twinbus.amqp.types import Array
 
 pytestmark = [
@@ -154,7 +155,7 @@ async def test_a_settlement_that_cannot_be_stored_is_refused_and_the_receiver_ke
         delivery = await asyncio.wait_for(arrived.get(), ANSWER_SECONDS)
         disk.fill(serve)
         with pytest.raises(Refused, match="could not write"):
-            await receiver.settled(delivery)
+            await receiver.settled(delivery, amqp.Modified(True, True))  # to defer it changes the message
         disk.free(serve)
         # The lock is still the receiver's, so the SDK's second way works: through $management.
         tokens = Array(UUID, [uuid.UUID(bytes_le=delivery.tag)])

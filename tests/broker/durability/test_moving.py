@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.broker.contract.test_transactions import TransactionalClient
+from tests.broker.durability.tables import DATABASE, copied, remove_noted
 from tests.broker.raw_client import Gone, RawClient, Refused, encoded_message
 from tests.broker.wire import ServeProcess, administration
 
@@ -43,7 +44,8 @@ class Tally:
 
 def stored_ids(folder: Path) -> Counter[str]:
     """The ids of all messages in the database, wherever they are."""
-    with closing(sqlite3.connect(folder / "contoso" / "namespace.db")) as database:
+    with copied(folder / "contoso") as copy, closing(sqlite3.connect(copy / DATABASE)) as database:
+        remove_noted(database, copy)
         rows = database.execute("SELECT bare FROM messages").fetchall()
     return Counter(str(sections.list_fields(sections.split_sections(bare).properties, 1)[0]) for (bare,) in rows)
 

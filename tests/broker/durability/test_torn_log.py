@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.broker.durability.tables import DATABASE, LOG, read_tables
+from tests.broker.durability.tables import FILES, LOG, read_tables
 from tests.broker.raw_client import Gone, RawClient, Refused, encoded_message
 from tests.broker.wire import ServeProcess, administration
 
@@ -60,7 +60,7 @@ async def torn(tmp_path: Path) -> Torn:
         start = (running / LOG).stat().st_size
         await _store(entity.queue, *(f"last-{number}" for number in range(IN_LAST_COMMIT)))
         end = (running / LOG).stat().st_size
-        for file in (DATABASE, LOG):
+        for file in FILES:
             shutil.copy(running / file, folder / file)
     assert end > start
     return Torn(folder, start, end)

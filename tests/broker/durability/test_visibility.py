@@ -203,7 +203,7 @@ async def test_a_change_that_cannot_be_written_fails_alone(namespace: Namespace)
     setting = "INSERT INTO settings (name, value) VALUES (?, ?)"
     for name in ("before", "bad", "after"):
         value: object = 1 << 70 if name == "bad" else name
-        namespace.store.submit([Change(setting, (name, value))], lambda error, name=name: errors.update({name: error}))
+        namespace.store.submit([(setting, (name, value))], lambda error, name=name: errors.update({name: error}))
     await namespace.store.commit([])
     assert errors["before"] is None
     assert errors["after"] is None
@@ -219,7 +219,7 @@ async def test_answers_come_in_the_order_of_the_commits(tmp_path: Path, durabili
     answered: list[int] = []
 
     def submit(number: int) -> None:
-        made.submit([Change(PUT_SETTING, (str(number), ""))], lambda error: answered.append(number))
+        made.submit([(PUT_SETTING, (str(number), ""))], lambda error: answered.append(number))
 
     many = 2 * INLINE_UNITS  # for the thread, and the last one perhaps not
     for number in range(many):
@@ -236,7 +236,7 @@ async def test_the_log_stays_small_however_many_commits_there_are(tmp_path: Path
     body = bytes(1000)
     for number in range(4000):
         row = (message_key(2, number), 0, None, 0, None, None, 0, len(body), None, None, None, body)
-        made.submit([Change(INSERT, row, 2, 1, 0, 0, len(body), number)], lambda error: None, len(body))
+        made.submit([(INSERT, row)], lambda error: None, len(body))
         await made.commit([])
     assert (tmp_path / LOG).stat().st_size < 4 * CHECKPOINT_BYTES
     await made.close()
@@ -254,7 +254,7 @@ async def test_after_a_slow_commit_the_event_loop_leaves_the_next_ones_to_the_th
 
     monkeypatch.setattr(Store, "_write", seen)
     made = Store(tmp_path, Durability.FULL)
-    change = [Change(PUT_SETTING, ("name", ""))]
+    change: list[Change] = [(PUT_SETTING, ("name", ""))]
     monkeypatch.setattr(store, "SLOW_COMMIT", 60.0)
     await made.commit(change)
     monkeypatch.setattr(store, "SLOW_COMMIT", -1.0)  # as if the disk had taken its time

@@ -11,6 +11,13 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 from twinbus.broker import Namespace, QueueDescription
 
 QUEUE = "orders"
+# What is answered without a token.
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+UPGRADE = (
+    b"GET /$servicebus/websocket HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: AMQPWSB10\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
 
 
 class Errors(logging.Handler):

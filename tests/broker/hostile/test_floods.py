@@ -14,7 +14,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 from tests.broker.faults.bench import until
 from tests.broker.frame_peer import Peer
-from tests.broker.hostile.conftest import QUEUE
+from tests.broker.hostile.conftest import HEALTH, QUEUE, UPGRADE
 
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
@@ -31,6 +31,13 @@ HALF_OPEN = {
     "part of a protocol header": b"AMQ",
     "part of a TLS handshake": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "part of an HTTP request": b"GET / HTTP/1.1\r\nHost: x\r\nX: ",
+    "a request that needs no token": HEALTH,
+    "a request that needs no token, with a wrong one": HEALTH[:-2] + b"Authorization: SharedAccessSignature x\r\n\r\n",
+    "a request without its token": b"GET /orders HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a request and part of another": HEALTH + b"GET /healthz HTTP/1.1\r\nX: ",
+    "a WebSocket": UPGRADE,
+    "part of a WebSocket's message": UPGRADE + b"\x82\xfe\x40",
+    "a WebSocket that is wrong and does not close": UPGRADE + b"\x81\x80mask",
     "before SASL": SASL_HEADER,
     "open, and no token": SASL_HEADER
     + frame(0, amqp.SaslInit("ANONYMOUS"), frame_type=TYPE_SASL)

@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.broker.faults.bench import until
 from tests.broker.frame_peer import Ended, Peer
-from tests.broker.hostile.conftest import QUEUE
+from tests.broker.hostile.conftest import HEALTH, QUEUE, UPGRADE
 
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER
 from twinbus.broker import DEFAULT, Namespace, QueueDescription, connection, http_front, listener, newcomers
+from twinbus.broker.security import ROOT_POLICY, sign
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -65,8 +66,29 @@ async def ends(namespace: Namespace, said: bytes) -> bool:
         b"G",
         b"GET /healthz HTTP/1.1\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nX: ",
+        HEALTH,
+        HEALTH + b"GET /healthz HTTP/1.1\r\nX: ",
+        b"GET /orders HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PUT /orders HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx",
+        UPGRADE,
+        UPGRADE + b"\x82\xfe\x40",
     ],
-    ids=["nothing", "one byte", "three bytes", "TLS", "part of a hello", "one letter", "a line", "part of a header"],
+    ids=[
+        "nothing",
+        "one byte",
+        "three bytes",
+        "TLS",
+        "part of a hello",
+        "one letter",
+        "a line",
+        "part of a header",
+        "a request that needs no token",
+        "a request and part of another",
+        "a request without its token",
+        "a request without its token and part of its body",
+        "a WebSocket",
+        "part of a message in a WebSocket",
+    ],
 )
 async def test_whoever_says_too_little_is_cut_off(impatient: Namespace, said: bytes) -> None:
     assert await asyncio.wait_for(ends(impatient, said), 10)
@@ -88,9 +110,10 @@ async def test_whoever_does_not_get_to_the_open_is_cut_off(impatient: Namespace,
         await asyncio.wait_for(peer.rest(), 10)
 
 
-async def test_a_trickle_of_header_lines_does_not_keep_a_connection(impatient: Namespace) -> None:
-    async with Peer(impatient) as peer:
-        peer.write(b"GET /healthz HTTP/1.1\r\n")
+@pytest.mark.parametrize("before", [b"", HEALTH, HEALTH + HEALTH], ids=["first", "second", "third"])
+async def test_a_trickle_of_header_lines_does_not_keep_a_connection(impatient: Namespace, before: bytes) -> None:
+    async with Peer(impatient) as peer, asyncio.timeout(5 * MOMENT):  # after 128 lines it would end anyway
+        peer.write(before + b"GET /healthz HTTP/1.1\r\n")
         ending = asyncio.create_task(peer.rest())
         while not ending.done():
             peer.write(b"X-More: 1\r\n")
@@ -109,6 +132,78 @@ async def test_only_so_many_may_be_silent_at_once(impatient: Namespace) -> None:
     assert cut_off.count(True) == 20
     async with Peer(impatient) as peer:
         await peer.open()
+
+
+async def test_whoever_does_not_read_its_answers_is_cut_off(impatient: Namespace) -> None:
+    async def ask_on(peer: Peer) -> None:
+        while True:
+            peer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+            await peer.drain()
+
+    async with Peer(impatient) as peer:
+        peer.stop_reading()
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(ask_on(peer), 10)
+    await until(lambda: len(impatient.newcomers) == 0)
+
+
+@contextlib.asynccontextmanager
+async def over_http(namespace: Namespace) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
+    """One connection; what is given is a head, what comes back the line with the status."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", namespace.port)
+
+    async def ask(head: bytes) -> bytes:
+        writer.write(head)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+        return answer.partition(b"\r\n")[0]
+
+    try:
+        yield ask
+    finally:
+        writer.transport.abort()
+
+
+async def test_whoever_asks_often_keeps_its_connection_without_a_token(impatient: Namespace) -> None:
+    async with over_http(impatient) as ask:
+        for _ in range(15):
+            assert await ask(HEALTH) == b"HTTP/1.1 200 OK"
+            assert len(impatient.newcomers) == 1
+            await asyncio.sleep(MOMENT / 10)  # it is the pace that is tested
+
+
+async def test_whoever_asks_rarely_comes_again(impatient: Namespace) -> None:
+    async with aiohttp.ClientSession() as session:
+        for path in ("healthz", "metrics", "healthz"):
+            async with session.get(f"http://127.0.0.1:{impatient.port}/{path}") as answer:
+                assert answer.status == 200
+            assert len(impatient.newcomers) == 1
+            await until(lambda: len(impatient.newcomers) == 0)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"), [(b"GET /orders", b"200 OK"), (b"DELETE /nothing", b"404 Not Found")]
+)
+async def test_a_connection_over_http_that_has_shown_a_token_may_be_silent(
+    impatient: Namespace, request_line: bytes, status: bytes
+) -> None:
+    key = impatient.policy(ROOT_POLICY).primary_key
+    token = sign("sb://127.0.0.1", ROOT_POLICY, key, time.time() + 3600).encode()
+    async with over_http(impatient) as ask:
+        shown = request_line + b" HTTP/1.1\r\nHost: x\r\nAuthorization: " + token + b"\r\n\r\n"
+        assert await ask(shown) == b"HTTP/1.1 " + status
+        assert len(impatient.newcomers) == 0
+        assert await asyncio.wait_for(ends(impatient, HEALTH), 10), "one that has shown none is cut off meanwhile"
+        assert await ask(HEALTH) == b"HTTP/1.1 200 OK"
+        assert len(impatient.newcomers) == 0
+
+
+async def test_a_token_that_nobody_looks_at_shows_nothing(impatient: Namespace) -> None:
+    for path in (b"/healthz", b"/metrics", b"/orders", b"/%ff", b"/%0a"):
+        async with over_http(impatient) as ask:
+            await ask(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nAuthorization: SharedAccessSignature x\r\n\r\n")
+            assert len(impatient.newcomers) == 1
+        await until(lambda: len(impatient.newcomers) == 0)  # at once, as the connection is gone
 
 
 async def test_a_connection_that_is_open_may_be_silent(impatient: Namespace) -> None:

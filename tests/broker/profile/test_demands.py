@@ -9,7 +9,7 @@ from tests.broker.raw_client import RawClient, encoded_message
 
 from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER
-from twinbus.broker import AZURE, Namespace, QueueDescription
+from twinbus.broker import Namespace, QueueDescription
 
 
 async def settled(peer: Peer, count: int) -> int:
@@ -30,7 +30,7 @@ async def test_the_service_announces_its_limits(serve: Serve) -> None:
         begun = await peer.begin()
         assert (begun.incoming_window, begun.handle_max) == (5000, 255)
         credit = await peer.attach_sender(QUEUE)
-        assert credit.link_credit == AZURE.sender_credit
+        assert credit.link_credit == 1000
 
 
 # ---- frames ----
@@ -116,6 +116,29 @@ async def test_credit_is_renewed_for_a_client_that_keeps_to_it(serve: Serve) -> 
         sender = await client.sender(QUEUE)
         for number in range(50):
             await sender.send(encoded_message(str(number)))
+
+
+@pytest.mark.parametrize("credit", [1, 7, 100])
+async def test_credit_is_renewed_for_a_client_that_sends_ahead(serve: Serve, credit: int) -> None:
+    """The service was seen to give 100, which is less than the profile's: all of it is used, again and again."""
+    async with Peer(await serve(sender_credit=credit, throttle=None)) as peer:
+        await peer.open()
+        await peer.begin()
+        allowed = (await peer.attach_sender(QUEUE)).link_credit
+        assert allowed == credit
+        sent = accepted = 0
+        while accepted < 300:
+            peer.write(*(transfer(number) for number in range(sent, allowed)))
+            sent = allowed
+            answer = await peer.expect((amqp.Flow, amqp.Disposition, amqp.Detach))  # type: ignore[arg-type]
+            if isinstance(answer, amqp.Flow):
+                assert answer.delivery_count is not None
+                assert answer.link_credit is not None
+                allowed = max(sent, min(300, answer.delivery_count + answer.link_credit))
+            else:
+                assert isinstance(answer, amqp.Disposition)
+                assert isinstance(answer.state, amqp.Accepted)
+                accepted += (answer.last if answer.last is not None else answer.first) - answer.first + 1
 
 
 async def test_the_default_profile_forgives_both() -> None:

@@ -12,25 +12,67 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.broker.profile.conftest import QUEUE, Serve
 
+from twinbus.broker import Namespace
 from twinbus.broker.throttle import Throttle
 
 
+async def served_without_time(serve: Serve, rate: int) -> Namespace:
+    """A namespace with a full bucket, to which nothing comes back."""
+    namespace = await serve(throttle=rate)
+    namespace.throttle = Throttle(namespace.name, rate, lambda: 0.0)
+    return namespace
+
+
+def messages(count: int) -> list[ServiceBusMessage]:
+    return [ServiceBusMessage("x") for _ in range(count)]
+
+
 async def test_messages_above_the_rate_are_refused_with_50009(serve: Serve) -> None:
-    namespace = await serve(throttle=2)
+    namespace = await served_without_time(serve, 3)
     async with (
         ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client,
         client.get_queue_sender(QUEUE) as sender,
     ):
         # One credit for each message, so a batch is as dear as its messages.
-        await sender.send_messages([ServiceBusMessage("x"), ServiceBusMessage("x")])
+        await sender.send_messages(messages(2))
         with pytest.raises(ServiceBusServerBusyError, match=r"contoso is being throttled\. Error code : 50009"):
-            await sender.send_messages([ServiceBusMessage("x"), ServiceBusMessage("x")])
-        due = datetime.now(UTC) + timedelta(hours=1)
-        with pytest.raises(ServiceBusServerBusyError, match="50009"):
-            await sender.schedule_messages([ServiceBusMessage("x"), ServiceBusMessage("x")], due)
+            await sender.send_messages(messages(2))
+        await sender.send_messages(messages(1))
     entity = namespace.find(QUEUE)
     assert entity is not None
-    assert entity.queue.activity.received == 2
+    assert entity.queue.activity.received == 3
+
+
+async def test_scheduled_messages_cost_as_much_as_others(serve: Serve) -> None:
+    namespace = await served_without_time(serve, 3)
+    due = datetime.now(UTC) + timedelta(hours=1)
+    async with (
+        ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client,
+        client.get_queue_sender(QUEUE) as sender,
+    ):
+        await sender.schedule_messages(messages(2), due)
+        with pytest.raises(ServiceBusServerBusyError, match="50009"):
+            await sender.schedule_messages(messages(2), due)
+        await sender.schedule_messages(messages(1), due)
+    entity = namespace.find(QUEUE)
+    assert entity is not None
+    assert entity.queue.counters.scheduled == 3
+
+
+async def test_a_request_that_brings_no_messages_costs_one(serve: Serve) -> None:
+    namespace = await served_without_time(serve, 5)
+    due = datetime.now(UTC) + timedelta(hours=1)
+    async with (
+        ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as client,
+        client.get_queue_sender(QUEUE) as sender,
+    ):
+        numbers = await sender.schedule_messages(messages(4), due)
+        await sender.cancel_scheduled_messages(numbers[:3])
+        with pytest.raises(ServiceBusServerBusyError, match="50009"):
+            await sender.cancel_scheduled_messages(numbers[3:])
+    entity = namespace.find(QUEUE)
+    assert entity is not None
+    assert entity.queue.counters.scheduled == 1
 
 
 async def test_a_client_that_waits_as_it_is_told_gets_through(serve: Serve) -> None:
@@ -38,7 +80,7 @@ async def test_a_client_that_waits_as_it_is_told_gets_through(serve: Serve) -> N
     client = ServiceBusClient.from_connection_string(namespace.connection_string, retry_backoff_factor=0.3)
     async with client, client.get_queue_sender(QUEUE) as sender:
         for _ in range(2):
-            await sender.send_messages([ServiceBusMessage("x") for _ in range(10)])
+            await sender.send_messages(messages(10))
 
 
 def test_without_a_rate_everything_is_admitted() -> None:
@@ -62,8 +104,8 @@ def test_no_more_is_admitted_than_the_rate_and_one_second_ahead(steps: list[tupl
     now = 0.0
     throttle = Throttle("contoso", rate, lambda: now)
     admitted = largest = 0
-    for pause, messages in steps:
+    for pause, count in steps:
         now += pause
-        if throttle.admits(messages):
-            admitted, largest = admitted + messages, max(largest, messages)
+        if throttle.admits(count):
+            admitted, largest = admitted + count, max(largest, count)
     assert admitted <= rate * (now + 1) + largest + 1e-6

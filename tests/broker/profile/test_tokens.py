@@ -13,7 +13,7 @@ from tests.broker.faults.bench import until
 from tests.broker.profile.conftest import QUEUE, Serve, SettableClock
 from tests.broker.raw_client import Delivery, RawClient, RawLink, Refused, encoded_message
 
-from twinbus.broker import NamespaceConfig
+from twinbus.broker import DEFAULT, Namespace, NamespaceConfig, QueueDescription
 from twinbus.broker.security import ALL_RIGHTS, BearerToken
 
 HOUR = 3600.0  # how long the raw client's tokens are good
@@ -26,22 +26,37 @@ async def detached(link: RawLink) -> Refused:
     return link.error
 
 
+async def check_that_links_end_with_their_token(client: RawClient, clock: SettableClock) -> None:
+    await client.put_token(QUEUE)
+    deliveries: list[Delivery] = []
+    sender, receiver = await client.sender(QUEUE), await client.receiver(QUEUE, deliveries.append)
+    management = await client.sender(f"{QUEUE}/$management")
+    await sender.send(encoded_message("m"))
+    clock.ahead = HOUR + 1
+    for link in (sender, receiver, management):
+        error = await detached(link)
+        assert error.condition == "amqp:unauthorized-access"
+        assert "ExpiredToken" in error.description
+    with pytest.raises(Refused, match="unauthorized-access"):
+        await client.sender(QUEUE)
+
+
 async def test_a_sender_and_a_receiver_are_detached_when_their_token_expires(serve: Serve) -> None:
     clock = SettableClock()
     namespace = await serve(clock=clock, connection_idle=4 * TICK)
     async with RawClient(namespace.connection_string) as client:
-        await client.put_token(QUEUE)
-        deliveries: list[Delivery] = []
-        sender, receiver = await client.sender(QUEUE), await client.receiver(QUEUE, deliveries.append)
-        management = await client.sender(f"{QUEUE}/$management")
-        await sender.send(encoded_message("m"))
-        clock.ahead = HOUR + 1
-        for link in (sender, receiver, management):
-            error = await detached(link)
-            assert error.condition == "amqp:unauthorized-access"
-            assert "ExpiredToken" in error.description
-        with pytest.raises(Refused, match="unauthorized-access"):
-            await client.sender(QUEUE)
+        await check_that_links_end_with_their_token(client, clock)
+
+
+async def test_the_default_profile_wants_a_token_too_and_detaches_when_it_expires() -> None:
+    clock = SettableClock()
+    async with Namespace("contoso", clock=clock) as namespace:
+        assert namespace.profile == DEFAULT
+        await namespace.create(QueueDescription(QUEUE))
+        async with RawClient(namespace.connection_string) as client:
+            with pytest.raises(Refused, match="unauthorized-access"):
+                await client.sender(QUEUE)
+            await check_that_links_end_with_their_token(client, clock)
 
 
 async def test_a_token_that_is_renewed_in_time_keeps_the_links(serve: Serve) -> None:

@@ -90,7 +90,8 @@ _Operation = Callable[[_Call], Awaitable[web.Response]]
 class AdministrationApi:
     """Answers the administration requests to one namespace.
 
-    `max_message_size_in_kilobytes` is the namespace's own limit, shown where an entity has none.
+    `max_message_size_in_kilobytes` is the namespace's own limit, shown where an entity has none. `on_token` is told of
+    each request whose token is good.
     """
 
     def __init__(
@@ -100,8 +101,10 @@ class AdministrationApi:
         tier: Tier = Tier.STANDARD,
         max_message_size_in_kilobytes: int = 256,
         clock: Callable[[], float] = time.time,
+        on_token: Callable[[web.BaseRequest], None] = lambda request: None,
     ) -> None:
         self._registry = registry
+        self._on_token = on_token
         self._tier = tier
         self._message_size = max_message_size_in_kilobytes
         self._clock = clock
@@ -139,6 +142,7 @@ class AdministrationApi:
         target, operations = self._route(path)
         # The SDK for JavaScript signs each request for its own address, also that of a list.
         self._registry.authorize(request.headers.get("Authorization"), path, Right.MANAGE)
+        self._on_token(request)
         operation = operations.get(request.method)
         if operation is None:
             allowed = ", ".join(operations)

@@ -1,0 +1,370 @@
+"""A message that is removed alone leaves its table later; once that is noted nobody sees it, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.broker.durability.small_disk import SmallFileSystem
+from tests.broker.durability.tables import DATABASE, FILES, REMOVALS, read_tables
+from tests.broker.raw_client import Delivery, RawClient, Refused, encoded_message
+from tests.broker.wire import ServeProcess, administration
+
+from twinbus.broker import removals as removals_module
+from twinbus.broker import store as store_module
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.namespace import Namespace
+from twinbus.broker.removals import CAPACITY, Removals
+from twinbus.broker.schema import DELETE, INSERT_PLAIN, Change, message_key
+from twinbus.broker.session_queue import SessionQueue
+from twinbus.broker.store import Durability, Store, StoreError
+
+QUEUE = 2
+SECONDS = 30.0
+START = 4711
+
+
+def _insertion(sequence: int) -> Change:
+    return INSERT_PLAIN, (message_key(QUEUE, sequence), 1, 10, b"\x00\x53\x73\x45\x00\x53\x75\xa0\x00")
+
+
+def _removal(sequence: int) -> Change:
+    return DELETE, (message_key(QUEUE, sequence),)
+
+
+def _count(store: Store, table: str) -> int:
+    return int(store.reader.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
+
+
+def _counts(store: Store) -> tuple[int, int, int]:
+    """Messages in their table, of which removed, and what a reader sees."""
+    return _count(store, "messages"), len(store.removed), _count(store, "stored")
+
+
+async def _filled(folder: Path, removed: int, durability: Durability = Durability.NORMAL) -> Store:
+    store = Store(folder, durability)
+    await store.commit([_insertion(number) for number in range(1, 11)])
+    for number in range(1, removed + 1):
+        await store.commit([_removal(number)])
+    return store
+
+
+def _crashed(running: Path, folder: Path) -> Path:
+    """The files as they are on the disk while a store is open."""
+    folder.mkdir()
+    for file in FILES:
+        shutil.copy(running / file, folder / file)
+    return folder
+
+
+# ---- the file ----
+
+
+@given(st.lists(st.integers(1, 2**63 - 1), max_size=CAPACITY // 100), st.integers(0, 2**32 - 1))
+def test_what_was_noted_is_read(keys: list[int], start: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / REMOVALS
+        with Removals(path, syncs=False) as removals:
+            removals.begin(start)
+            for key in keys:
+                removals.add(key)
+        with Removals(path, syncs=True) as removals:
+            assert removals.read(start) == keys
+            assert removals.read(start ^ 1) == []
+
+
+@given(st.lists(st.integers(1, 2**63 - 1), min_size=1, max_size=20), st.data())
+def test_a_damaged_note_is_none_and_the_others_are_read(keys: list[int], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / REMOVALS
+        with Removals(path, syncs=False) as removals:
+            removals.begin(START)
+            for key in keys:
+                removals.add(key)
+        content = bytearray(path.read_bytes())
+        at = data.draw(st.integers(0, 12 * len(keys) - 1))
+        content[at] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content)
+        with Removals(path, syncs=False) as removals:
+            assert removals.read(START) == [key for number, key in enumerate(keys) if number != at // 12]
+
+
+def test_a_file_that_is_full_takes_no_notes_until_it_begins_anew(tmp_path: Path) -> None:
+    with Removals(tmp_path / REMOVALS, syncs=False) as removals:
+        size = (tmp_path / REMOVALS).stat().st_size
+        assert not removals.takes_notes  # before the database has said its number
+        removals.begin(START)
+        assert not removals.is_used
+        for key in range(1, CAPACITY + 1):
+            assert removals.takes_notes
+            removals.add(key)
+        assert not removals.takes_notes
+        assert removals.is_used
+        assert removals.read(START) == list(range(1, CAPACITY + 1))
+        removals.begin(START + 1)
+        removals.add(9_999)
+        assert removals.takes_notes
+        assert removals.read(START + 1) == [9_999]
+        assert (tmp_path / REMOVALS).stat().st_size == size
+
+
+def _fails(*_: object) -> None:
+    raise OSError("the disk is gone")
+
+
+def test_a_note_that_could_not_be_synced_is_none_and_no_other_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Removals(tmp_path / REMOVALS, syncs=True) as removals:
+        removals.begin(START)
+        removals.add(1)
+        monkeypatch.setattr(removals_module, "_sync", _fails)
+        with pytest.raises(OSError, match="the disk is gone"):
+            removals.add(2)
+        assert not removals.takes_notes
+        assert removals.is_used
+        assert removals.read(START) == [1]
+
+
+def test_a_file_that_is_too_short_is_made_longer(tmp_path: Path) -> None:
+    (tmp_path / REMOVALS).write_bytes(bytes(100))
+    with Removals(tmp_path / REMOVALS, syncs=False) as removals:
+        removals.begin(START)
+        for key in range(1, CAPACITY + 1):
+            removals.add(key)
+        assert len(removals.read(START)) == CAPACITY
+
+
+# ---- the store ----
+
+
+async def test_what_is_removed_alone_is_noted_and_what_is_removed_together_is_taken_out(tmp_path: Path) -> None:
+    store = await _filled(tmp_path, 3)
+    assert _counts(store) == (10, 3, 7)
+    await store.commit([_removal(4), _removal(5)])
+    assert _counts(store) == (8, 3, 5)
+    await store.commit([_removal(3)])  # once more: nothing to do
+    assert _count(store, "stored") == 5
+    await store.close()
+
+
+@pytest.mark.parametrize("durability", [Durability.FULL, Durability.NORMAL])
+async def test_after_a_crash_nothing_that_was_removed_comes_back(tmp_path: Path, durability: Durability) -> None:
+    store = await _filled(tmp_path / "running", 3, durability)
+    crashed = _crashed(tmp_path / "running", tmp_path / "crashed")
+    await store.close()
+    again = Store(crashed)
+    assert _counts(again) == (7, 0, 7)
+    assert again.reader.execute("SELECT active FROM counters").fetchone() == (7,)
+    await again.close()
+
+
+async def test_notes_of_another_database_or_another_time_remove_nothing(tmp_path: Path) -> None:
+    store = await _filled(tmp_path / "one", 3)
+    other = await _filled(tmp_path / "other", 0)
+    crashed = _crashed(tmp_path / "other", tmp_path / "crashed")
+    shutil.copy(tmp_path / "one" / REMOVALS, crashed / REMOVALS)
+    await store.close()
+    await other.close()
+    again = Store(crashed)
+    assert _counts(again) == (10, 0, 10)
+    await again.close()
+
+
+async def test_a_store_that_is_closed_has_taken_out_what_was_removed(tmp_path: Path) -> None:
+    store = await _filled(tmp_path, 3)
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        assert database.execute("SELECT COUNT(*) FROM messages").fetchone() == (7,)
+
+
+async def test_what_was_removed_is_taken_out_when_the_log_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await _filled(tmp_path, 3)
+    monkeypatch.setattr(store_module, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(store_module, "DELETE", "DELETE FROM nothing WHERE id = ?")
+    with caplog.at_level(logging.WARNING, "twinbus.broker.store"):
+        await store.commit([_insertion(11)])
+    assert "could not be taken out" in caplog.text
+    assert _counts(store) == (11, 3, 8)
+    monkeypatch.undo()
+    monkeypatch.setattr(store_module, "CHECKPOINT_BYTES", 1)
+    await store.commit([_removal(5)])
+    await store.commit([_removal(6)])  # the first one after which there is something to copy
+    assert _counts(store) == (6, 0, 6)
+    await store.close()
+
+
+async def test_what_is_removed_right_after_a_sweep_stays_removed(tmp_path: Path) -> None:
+    store = await _filled(tmp_path / "running", 3)
+    refused: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
+    store.submit([(INSERT_PLAIN, (message_key(QUEUE, 50), None, None, None))], refused.set_result)
+    await store.commit([_removal(4)])  # they fail together; the thread sweeps, then writes each by itself
+    assert isinstance(await refused, StoreError)
+    assert _counts(store) == (7, 1, 6)
+    crashed = _crashed(tmp_path / "running", tmp_path / "crashed")
+    await store.close()
+    again = Store(crashed)
+    assert _counts(again) == (6, 0, 6)
+    await again.close()
+
+
+async def test_when_there_is_no_room_for_notes_the_database_is_told_at_once(tmp_path: Path) -> None:
+    store = await _filled(tmp_path, 3)
+    store._removals.takes_notes = False
+    await store.commit([_removal(4)])
+    assert _counts(store) == (9, 3, 6)
+    await store.close()
+
+
+async def test_a_removal_that_cannot_be_noted_goes_to_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await _filled(tmp_path, 3, Durability.FULL)
+    monkeypatch.setattr(removals_module, "_sync", _fails)
+    await store.commit([_removal(4)])
+    assert "the disk is gone" in caplog.text
+    assert _counts(store) == (9, 3, 6)
+    monkeypatch.undo()
+    await store.commit([_removal(5)])
+    assert _counts(store) == (8, 3, 5)  # no more notes before the next sweep
+    monkeypatch.setattr(store_module, "CHECKPOINT_BYTES", 1)
+    await store.commit([_removal(6)])
+    monkeypatch.undo()
+    assert _counts(store) == (4, 0, 4)
+    await store.commit([_removal(7)])
+    assert _counts(store) == (4, 1, 3)
+    await store.close()
+
+
+@pytest.mark.parametrize("crashes", [True, False])
+async def test_a_removal_that_was_refused_does_not_happen_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: bool
+) -> None:
+    store = await _filled(tmp_path / "running", 3, Durability.FULL)
+    monkeypatch.setattr(removals_module, "_sync", _fails)
+    monkeypatch.setattr(store_module, "DELETE", DELETE.replace("messages", "nothing"))
+    with pytest.raises(StoreError):
+        await store.commit([(store_module.DELETE, (message_key(QUEUE, 4),))])
+    monkeypatch.undo()
+    assert _count(store, "stored") == 7
+    folder = tmp_path / "running"
+    if crashes:
+        folder = _crashed(folder, tmp_path / "crashed")
+    await store.close()
+    again = Store(folder)
+    assert _counts(again) == (7, 0, 7)
+    assert again.reader.execute("SELECT 1 FROM messages WHERE id = ?", (message_key(QUEUE, 4),)).fetchone()
+    await again.close()
+
+
+async def test_a_database_that_never_had_notes_opens(tmp_path: Path) -> None:
+    store = await _filled(tmp_path, 0)
+    await store.close()
+    (tmp_path / REMOVALS).unlink()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database, database:
+        database.execute("DELETE FROM settings WHERE name = 'removals'")
+        database.execute("PRAGMA user_version = 1")
+    again = Store(tmp_path)
+    assert _counts(again) == (10, 0, 10)
+    assert again.reader.execute("PRAGMA user_version").fetchone() == (2,)
+    await again.close()
+
+
+async def test_a_place_for_notes_that_cannot_be_opened_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / REMOVALS).mkdir()
+    with pytest.raises(StoreError, match=REMOVALS):
+        Store(tmp_path)
+    (tmp_path / REMOVALS).rmdir()
+    await Store(tmp_path).close()  # and nothing is left locked
+
+
+# ---- the namespace ----
+
+
+async def test_neither_peek_nor_a_new_receiver_nor_a_purge_finds_what_was_removed(tmp_path: Path) -> None:
+    async with Namespace("contoso", data=tmp_path) as namespace:
+        await namespace.create(QueueDescription("orders"))
+        async with RawClient(namespace.connection_string) as client:
+            await client.put_token("orders")
+            sender = await client.sender("orders")
+            for name in ("first", "second", "third"):
+                await sender.send(encoded_message(name))
+            found: asyncio.Queue[Delivery] = asyncio.Queue()
+            receiver = await client.receiver("orders", found.put_nowait)
+            receiver.grant(2)
+            for _ in range(2):
+                await receiver.settled(await asyncio.wait_for(found.get(), SECONDS))
+            assert len(namespace.store.removed) == 2
+            peeked = await client.manage("orders", "peek-message", {"from-sequence-number": 0, "message-count": 10})
+            assert len(peeked["messages"]) == 1
+        async with RawClient(namespace.connection_string) as client:
+            await client.put_token("orders")
+            receiver = await client.receiver("orders", found.put_nowait)
+            receiver.grant(10)
+            third = await asyncio.wait_for(found.get(), SECONDS)
+            assert third.message_id == "third"
+            await receiver.settled(third)
+        entity = namespace.entities.resolve("orders")
+        assert entity is not None
+        assert entity.queue.counters.active == 0
+        assert entity.queue.delete_oldest(1 << 50, 10, None, lambda error: None) == 0
+    assert read_tables(tmp_path).wrong_counters() == []
+
+
+async def test_a_session_whose_messages_were_removed_is_no_session_any_more(tmp_path: Path) -> None:
+    async with Namespace("contoso", data=tmp_path) as namespace:
+        entity = await namespace.create(QueueDescription("steps", requires_session=True))
+        queue = entity.queue
+        assert isinstance(queue, SessionQueue)
+        async with RawClient(namespace.connection_string) as client:
+            await client.put_token("steps")
+            sender = await client.sender("steps")
+            for name, session in (("first", "done"), ("second", "done"), ("third", "open")):
+                await sender.send(encoded_message(name, session=session))
+            found: asyncio.Queue[Delivery] = asyncio.Queue()
+            receiver = await client.receiver("steps", found.put_nowait, session="done")
+            receiver.grant(2)
+            for _ in range(2):
+                await receiver.settled(await asyncio.wait_for(found.get(), SECONDS))
+            assert len(namespace.store.removed) == 2
+            assert queue.sessions(0, 10) == ["open"]
+        async with RawClient(namespace.connection_string) as client:
+            await client.put_token("steps")
+            receiver = await client.receiver("steps", found.put_nowait, session="done")
+            receiver.grant(1)
+            sender = await client.sender("steps")
+            await sender.send(encoded_message("fourth", session="done"))
+            assert (await asyncio.wait_for(found.get(), SECONDS)).message_id == "fourth"
+
+
+@pytest.mark.slow
+async def test_messages_can_be_completed_one_by_one_on_a_full_disk(tmp_path: Path) -> None:
+    with closing(SmallFileSystem(tmp_path)) as disk, ServeProcess(tmp_path, "--namespace", "contoso=0") as serve:
+        administration(serve.connection_string("contoso")).create_queue("orders")
+        async with RawClient(serve.connection_string("contoso")) as client:
+            await client.put_token("orders")
+            sender = await client.sender("orders")
+            for number in range(3):
+                await sender.send(encoded_message(f"message-{number}", bytes(4000)))
+            arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+            receiver = await client.receiver("orders", arrived.put_nowait)
+            receiver.grant(2)
+            disk.fill(serve)
+            for _ in range(2):
+                await receiver.settled(await asyncio.wait_for(arrived.get(), SECONDS))
+            with pytest.raises(Refused, match="could not write"):
+                await sender.send(encoded_message("full", bytes(4000)))
+        serve.kill()
+        disk.free(serve)
+        stored = read_tables(disk.folder / "contoso").messages["orders"]
+        assert [one.message_id for one in stored] == ["message-2"]
