@@ -38,6 +38,7 @@ from .errors import (
     BrokerError,
 )
 from .faults import Kind
+from .gates import HeldBack
 from .greeting import Greeting
 from .links import Budget
 from .rights import Rights
@@ -72,6 +73,7 @@ class Connection(asyncio.Protocol):
         self.rights = Rights(namespace.clock)
         self.budget = Budget()
         self.transactions = Transactions(namespace.store)
+        self.held_back = HeldBack(self)
         self.frozen = False
         self.closing = False
         self._write_blocked = False
@@ -149,14 +151,14 @@ class Connection(asyncio.Protocol):
         self._write_blocked = False
         self._unread = 0
         self.release_reading(_UNREAD)
-        self._wake_links()
+        self.wake_links()
 
     @property
     def blocked(self) -> bool:
-        """Whether deliveries should wait because the client does not take what it has been sent."""
-        return self._write_blocked or self.frozen or self._out_size > WRITE_HIGH_WATER
+        """Whether deliveries should wait: the client does not take what it has been sent, or a fault keeps too much."""
+        return self._write_blocked or self.frozen or self.held_back.is_full or self._out_size > WRITE_HIGH_WATER
 
-    def _wake_links(self) -> None:
+    def wake_links(self) -> None:
         for channel in list(self.channels.values()):
             channel.wake_links()
 
@@ -178,7 +180,7 @@ class Connection(asyncio.Protocol):
         self.data_received(b"")
         self.release_reading(Kind.BLACKHOLE)
         self._flush()
-        self._wake_links()
+        self.wake_links()
 
     def hold_reading(self, why: object) -> None:
         """Read no more until everyone who asked for this has released it."""
@@ -370,7 +372,7 @@ class Connection(asyncio.Protocol):
             if self._unread > MAX_UNREAD:
                 self.hold_reading(_UNREAD)
         elif len(data) > WRITE_HIGH_WATER:
-            self._wake_links()  # there was no room for more
+            self.wake_links()  # there was no room for more
 
     # ---- rights ----
 

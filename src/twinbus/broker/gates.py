@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 Act = Callable[[Fault | None], None]
 
+# Of one link, and of a connection with all its links.
 MAX_HELD = 1000
 MAX_HELD_BYTES = 1 << 20
+MAX_HELD_TOGETHER = 10_000
+MAX_HELD_BYTES_TOGETHER = 16 << 20
 
 _ON_OPEN_LINKS = frozenset({Operation.SEND, Operation.RECEIVE, Operation.SETTLE, Operation.MANAGEMENT})
 
@@ -30,6 +33,32 @@ class _Held(NamedTuple):
     size: int
     by: ActiveFault | None
     due: float = 0.0
+
+
+class HeldBack:
+    """What faults hold back of one connection, over all its links: above a bound nothing more is read or delivered."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._count = 0
+        self._bytes = 0
+        self.is_full = False
+
+    def add(self, size: int) -> None:
+        self._count += 1
+        self._bytes += size
+        if self._count >= MAX_HELD_TOGETHER or self._bytes >= MAX_HELD_BYTES_TOGETHER:
+            self.is_full = True
+            self._connection.hold_reading(self)
+
+    def remove(self, size: int) -> None:
+        self._count -= 1
+        self._bytes -= size
+        if self.is_full and self._count < MAX_HELD_TOGETHER and self._bytes < MAX_HELD_BYTES_TOGETHER:
+            self.is_full = False
+            self._connection.release_reading(self)
+            # Not now: what is still held back of the same link goes first.
+            asyncio.get_running_loop().call_soon(self._connection.wake_links)
 
 
 class Gate:
@@ -89,6 +118,7 @@ class Gate:
     def _hold(self, where: deque[_Held] | list[_Held], held: _Held) -> None:
         where.append(held)
         self._bytes += held.size
+        self._connection.held_back.add(held.size)
         self._look()
         self._connection.namespace.outage.gates.add(self)
         self._set_timer()
@@ -126,6 +156,7 @@ class Gate:
     def _do(self, held: _Held) -> None:
         self._bytes -= held.size
         self._look()
+        self._connection.held_back.remove(held.size)
         self._connection.guard(held.act)
 
     def close(self) -> None:

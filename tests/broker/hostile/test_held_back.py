@@ -248,6 +248,57 @@ async def test_a_client_that_is_not_read_is_not_taken_for_idle(
     assert "idle for longer" in str(client.reason)
 
 
+# ---- many links of one connection ----
+
+
+@pytest.fixture(params=["number", "bytes"])
+def size_together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The size of messages of which a few, over all links, are as much as may be held back of a connection."""
+    if request.param == "number":
+        monkeypatch.setattr(gates, "MAX_HELD_TOGETHER", FEW)
+        return 1
+    monkeypatch.setattr(gates, "MAX_HELD_BYTES_TOGETHER", FEW * 1000)
+    return 1000
+
+
+async def test_a_client_is_not_read_while_too_much_is_held_back_over_all_its_links(
+    namespace: Namespace, queue: Queue, client: Client, size_together: int
+) -> None:
+    senders = [await client.sender(queue.path) for _ in range(MANY)]
+    for sender in senders:
+        await sender.room()
+    active = namespace.faults.add(Fault(Kind.BLACKHOLE, entity=queue.path, on=SEND))
+    answers = Answers()
+    for number, sender in enumerate(senders[:FEW]):
+        assert client.is_heard
+        sender.submit(encoded_message(str(number), bytes(size_together)), answers)
+    await until(lambda: not client.is_heard)
+    for number, sender in enumerate(senders[FEW:], FEW):
+        sender.submit(encoded_message(str(number), bytes(size_together)), answers)
+    await others_are_served(namespace, queue)
+    assert (active.fired, answers.errors, queue.counters.active) == (FEW, [], 0)
+    namespace.faults.clear()
+    await answers.all_good(MANY)
+    assert client.is_heard
+
+
+async def test_queues_give_no_more_to_a_client_that_too_much_is_held_back_from_over_all_its_links(
+    namespace: Namespace, queue: Queue, client: Client, size_together: int
+) -> None:
+    names = await fill(namespace, queue, MANY, size_together)
+    deliveries: list[Delivery] = []
+    receivers = [await client.receiver(queue.path, deliveries.append) for _ in range(MANY)]
+    active = namespace.faults.add(Fault(Kind.BLACKHOLE, entity=queue.path, on=RECEIVE))
+    for receiver in receivers:
+        receiver.grant(1)
+    await until(lambda: active.fired == FEW)
+    await others_are_served(namespace, queue)
+    assert (active.fired, deliveries, queue.locked) == (FEW, [], FEW)
+    namespace.faults.clear()
+    await until(lambda: len(deliveries) == MANY)
+    assert sorted(one.message_id for one in deliveries) == sorted(names)
+
+
 # ---- connections ----
 
 
