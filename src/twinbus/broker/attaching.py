@@ -176,7 +176,7 @@ def _open_request_link(channel: Channel, attach: amqp.Attach, address: Address) 
     if attach.role is amqp.ROLE_SENDER:
         link = RequestLink(channel, attach, node, text)
         channel.links[attach.handle] = link
-        reply(channel, attach, max_message_size=node.MAX_REQUEST)
+        reply(channel, attach, max_message_size=node.max_request)
         link.grant()
     else:
         target = getattr(attach.target, "address", None)

@@ -16,6 +16,7 @@ from twinbus.broker.durations import (
     format_duration,
 )
 
+MAX_ID_LENGTH = 128
 MAX_PATH_LENGTH = 260
 MAX_SUBSCRIPTION_NAME_LENGTH = 50
 MAX_USER_METADATA_LENGTH = 1024

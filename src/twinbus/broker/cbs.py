@@ -23,7 +23,7 @@ MAX_AUDIENCE = 1024
 class CbsNode:
     """Accepts tokens for an audience."""
 
-    MAX_REQUEST = 128 * 1024
+    max_request = 128 * 1024
     STATUS = "status-code"
     DESCRIPTION = "status-description"
     path: str | None = None

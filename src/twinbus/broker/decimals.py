@@ -6,12 +6,15 @@ and Python read what they get in just that form: a decimal that came back as it 
 
 from __future__ import annotations
 
+import math
+from decimal import Decimal
+
 from twinbus.amqp import sections
 
 DECIMAL128 = 0x94
 _BIAS = 6176
 _MOST_DIGITS = 28  # of the service's own type, after the point
-_SIGN, _SPECIAL = 0x80, 0x60
+_SIGN, _SPECIAL, _INFINITE, _NONE = 0x80, 0x60, 0x78, 0x7C
 
 
 def as_the_service_writes(entries: list[tuple[object, bytes]]) -> list[bytes]:
@@ -43,3 +46,19 @@ def rewritten(decimal: bytes) -> bytes:
     biased = _BIAS + exponent
     head = (decimal[0] & _SIGN | biased >> 9, (biased & 0x7F) << 1)
     return bytes(head) + number.to_bytes(14)
+
+
+def value_of(decimal: bytes) -> float:
+    """The number that sixteen bytes stand for, in the service's form or, where that cannot be, in the proper one."""
+    sign, high = decimal[0] >> 7, decimal[0] & 0x7F
+    exponent = (high << 9 | decimal[1] >> 1) - _BIAS
+    if -_MOST_DIGITS <= exponent <= 0:
+        number = int.from_bytes(decimal[2:])
+    elif decimal[0] & _SPECIAL == _SPECIAL:
+        if decimal[0] & _INFINITE != _INFINITE:
+            return 0.0  # more digits than there can be count as none
+        return math.nan if decimal[0] & _NONE == _NONE else math.copysign(math.inf, -sign or 1)
+    else:
+        exponent = (high << 7 | decimal[1] >> 1) - _BIAS
+        number = int.from_bytes(decimal[1:]) & (1 << 113) - 1
+    return float(Decimal((sign, tuple(map(int, str(number))), exponent)))

@@ -21,6 +21,7 @@ from .descriptions import (
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
+    check_change,
 )
 from .errors import ENTITY_DISABLED, NOT_ALLOWED, BrokerError
 from .forwarding import Forwarder, SessionForwarder, check_forwarding
@@ -282,6 +283,7 @@ class Entities:
         entity: Any = siblings.get(name)
         if entity is None or type(entity.description) is not type(description):
             raise EntityNotFound(description.path)
+        check_change(entity.description, description)
         check_forwarding(description, self.find)
         before, before_at = entity.description, entity.updated_at
         # Never the same again, whatever the clock says: it is the version that an update asks for.

@@ -7,12 +7,13 @@ places and never in neither.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from .descriptions import AnyDescription, InvalidDescription, SubscriptionDescription, TopicDescription
-from .errors import NOT_FOUND, QUOTA_EXCEEDED, BrokerError, not_found
+from .errors import NOT_FOUND, QUOTA_EXCEEDED, SERVER_BUSY, BrokerError, not_found
 from .inbox import RETRY_SECONDS
 from .locks import Lock
 from .message import Arrival, Message
@@ -23,6 +24,8 @@ from .store import StoreError
 
 if TYPE_CHECKING:
     from .entities import AnyEntity, Node
+
+logger = logging.getLogger("twinbus.broker.forwarding")
 
 MAX_HOPS = 4
 MAX_MOVING = 256
@@ -110,19 +113,28 @@ class Forwarder:
         queue, token, now = self.queue, lock.token, self.queue.env.now_ms()
         queue.accessed_at = now / 1000
         arrival = Arrival.forwarded(message, now, self._dead_letters_of)
-        try:
-            destination = self._destination(arrival)
-        except BrokerError as error:
-            reason = _TOO_MANY_HOPS if arrival.hops > MAX_HOPS else _REASONS.get(error.condition, "ForwardingFailed")
-            why = {"DeadLetterReason": reason, "DeadLetterErrorDescription": error.description}
-            queue.give_up(token, why, self._given_up(), lambda failure: self._moved(token, failure))
-            return
 
         def move() -> None:
+            destination = self._destination(arrival)
             queue.complete(token, _ignore)
             destination.take([arrival], _ignore)
 
-        queue.env.store.atomically(move, partial(self._moved, token))
+        try:
+            queue.env.store.atomically(move, partial(self._moved, token))
+        except BrokerError as error:
+            if error.condition == SERVER_BUSY:
+                self._moved(token, error)
+                return
+            reason = _TOO_MANY_HOPS if arrival.hops > MAX_HOPS else _REASONS.get(error.condition, "ForwardingFailed")
+            self._give_up(token, reason, error.description)
+        except Exception:
+            # One message must not keep those behind it, whatever is wrong with it.
+            logger.exception("a message of %s could not be forwarded", queue.path)
+            self._give_up(token, "ForwardingFailed", f"'{self.target}' could not take the message.")
+
+    def _give_up(self, token: bytes, reason: str, description: str) -> None:
+        why = {"DeadLetterReason": reason, "DeadLetterErrorDescription": description}
+        self.queue.give_up(token, why, self._given_up(), partial(self._moved, token))
 
     def _destination(self, arrival: Arrival) -> Queue:
         """The queue or topic that takes the message; raises `BrokerError` if none does."""

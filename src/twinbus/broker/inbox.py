@@ -17,19 +17,27 @@ from .errors import (
     MESSAGE_NOT_FOUND,
     MESSAGE_TOO_LARGE,
     QUOTA_EXCEEDED,
+    SERVER_BUSY,
     BrokerError,
     not_found,
 )
 from .limits import Limits
 from .locks import TokenSource
 from .message import Arrival, Message
-from .schema import COLUMNS, DELETE, FORGET, MAX_SEQUENCE, REMEMBER, Change, State, message_key
+from .schema import COLUMNS, DELETE, FORGET, MAX_SEQUENCE, REMEMBER, RESERVE, Change, State, message_key
 from .store import Store, StoreError
 from .window import from_row, read_message
 
 PEEK_BYTES = 1 << 20
 MAX_TIME = (1 << 63) - 1  # what the store can keep
 RETRY_SECONDS = 1.0  # after the store could not write, as on a full disk
+
+# A deferred message stays until it is asked for, however old it is.
+_PEEK = (
+    f"SELECT {COLUMNS} FROM stored WHERE id BETWEEN ? AND ?"
+    f" AND (expires_at IS NULL OR expires_at > ? OR state = {State.DEFERRED:d}) ORDER BY id LIMIT ?"
+)
+_PEEK_SESSION = _PEEK.replace("WHERE", "WHERE session = ? AND")
 
 Done = Callable[[BrokerError | None], None]
 
@@ -79,9 +87,11 @@ class Remembered:
     gets stored.
     """
 
-    __slots__ = ("error", "ids", "relies_on")
+    __slots__ = ("error", "ids", "relies_on", "unit")
 
-    def __init__(self) -> None:
+    def __init__(self, unit: object | None) -> None:
+        #: With what else it is committed.
+        self.unit = unit
         self.ids: list[str] = []
         self.relies_on: list[Remembered] = []
         self.error: StoreError | None = None
@@ -154,7 +164,7 @@ class Inbox(ABC):
         self.accessed_at = now / 1000
         changes: list[Change] = []
         stored: list[Message] = []
-        remembered = Remembered() if self.limits.duplicate_window_ms is not None else None
+        remembered = Remembered(self.env.store.joined) if self.limits.duplicate_window_ms is not None else None
         for arrival in arrivals:
             if arrival.is_ping and not self.env.delivers_pings():
                 self.activity.pings += 1
@@ -218,13 +228,20 @@ class Inbox(ABC):
         self.make_available(message)
 
     def is_duplicate(self, arrival: Arrival, now: int, changes: list[Change], remembered: Remembered) -> bool:
-        """Whether the message was seen within the duplicate detection window; if not, remember it."""
+        """Whether the message was seen within the duplicate detection window; if not, remember it.
+
+        Raises `BrokerError` if nobody can say yet, and what belongs to the message would be stored without it.
+        """
         window = self.limits.duplicate_window_ms
         if window is None or arrival.message_id is None:
             return False
         pending = self._unseen.get(arrival.message_id)
         if pending is not None:
             if pending is not remembered:
+                if remembered.unit is not None and pending.unit is not remembered.unit:
+                    for message_id in remembered.ids:
+                        del self._unseen[message_id]
+                    raise BrokerError(SERVER_BUSY, f"A message with the id '{arrival.message_id}' is being stored.")
                 remembered.relies_on.append(pending)
             return True
         row = self.env.store.reader.execute(
@@ -265,26 +282,20 @@ class Inbox(ABC):
     def peek(self, start: int, count: int, session: str | None = None) -> list[Message]:
         """Up to `count` messages from sequence number `start` on, locked, deferred and scheduled ones too."""
         low, high = message_key(self.key, min(max(0, start), MAX_SEQUENCE)), message_key(self.key, MAX_SEQUENCE)
+        now = self.env.now_ms()
         if session is None:
-            rows = self.env.store.reader.execute(
-                f"SELECT {COLUMNS} FROM stored WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-                (low, high, count),
-            )
+            rows = self.env.store.reader.execute(_PEEK, (low, high, now, count))
         else:
-            rows = self.env.store.reader.execute(
-                f"SELECT {COLUMNS} FROM stored WHERE session = ? AND id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-                (session, low, high, count),
-            )
+            rows = self.env.store.reader.execute(_PEEK_SESSION, (session, low, high, now, count))
         messages: list[Message] = []
-        size, now = 0, self.env.now_ms()
+        size = 0
         for row in rows:
             message = from_row(row)
             size += message.size
             if messages and size > PEEK_BYTES:
                 rows.close()
                 break
-            if message.expires_at is None or message.expires_at > now:
-                messages.append(message)
+            messages.append(message)
         return messages
 
     def remove_messages(self, messages: list[Message], done: Done) -> None:
@@ -313,12 +324,14 @@ class Inbox(ABC):
         now = self.env.now_ms()
         stored: list[Message] = []
         changes: list[Change] = []
-        remembered = Remembered()
+        remembered = Remembered(self.env.store.joined)
         numbers = [self.next_sequence() for _ in arrivals]
         for number, arrival in zip(numbers, arrivals, strict=True):
-            if arrival.is_ping and not self.env.delivers_pings():
-                self.activity.pings += 1
-            elif not self.is_duplicate(arrival, now, changes, remembered):
+            is_ping = arrival.is_ping and not self.env.delivers_pings()
+            if is_ping or self.is_duplicate(arrival, now, changes, remembered):
+                self.activity.pings += is_ping
+                changes.append((RESERVE, (self.key, number)))  # nobody else may get the number, after a crash either
+            else:
                 message = arrival.stored(number, now, State.SCHEDULED, self.limits.default_ttl_ms)
                 stored.append(message)
                 changes.append(message.insertion(self.key))
@@ -328,7 +341,7 @@ class Inbox(ABC):
     def cancel(self, sequences: Sequence[int], done: Done) -> None:
         """Remove scheduled messages; raises if one of them is not scheduled (any more)."""
         messages = []
-        for sequence in sequences:
+        for sequence in dict.fromkeys(sequences):
             message = None
             if 0 < sequence <= MAX_SEQUENCE:
                 message = read_message(self.env.store.reader, self.key, sequence)

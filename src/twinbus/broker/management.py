@@ -141,10 +141,12 @@ class Body:
         return self._fields.get(name)
 
 
+MAX_REQUEST = 4 << 20
+
+
 class ManagementNode:
     """The management node of one entity."""
 
-    MAX_REQUEST = 4 << 20
     STATUS = "statusCode"
     DESCRIPTION = "statusDescription"
 
@@ -152,6 +154,8 @@ class ManagementNode:
         self._namespace = namespace
         self._node = node
         self.path: str | None = node.path
+        # A message of the largest size can be scheduled; more than one at a time where they are small.
+        self.max_request = max(MAX_REQUEST, node.queue.limits.max_message_bytes + (64 << 10))
         self._operations: dict[str, tuple[Right, Callable[..., Awaitable[Response]]]] = {
             "peek-message": (Right.LISTEN, self._peek),
             "batch-delete-messages": (Right.LISTEN, self._delete_messages),

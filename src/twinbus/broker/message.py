@@ -16,11 +16,11 @@ from twinbus.amqp.frames import BATCH_FORMAT, uint
 from twinbus.amqp.types import Long, Symbol, UInt
 
 from . import decimals
+from .bounds import MAX_ID_LENGTH
 from .errors import ARGUMENT_ERROR, NOT_ALLOWED, BrokerError
 from .schema import INSERT, INSERT_PLAIN, Change, State, message_key
 
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
-MAX_ID_LENGTH = 128
 MAX_ANNOTATIONS = 100
 _MAX_UINT = 0xFFFFFFFF
 _MAX_TIME = (1 << 63) - 1
@@ -340,6 +340,8 @@ class Arrival:
             if key == _SCHEDULED_TIME:
                 due = sections.entry_value(raw)
                 if isinstance(due, int):
+                    if due > _MAX_TIME:
+                        raise BrokerError(ARGUMENT_ERROR, f"The time in {_SCHEDULED_TIME} must be at most {_MAX_TIME}.")
                     self.due_at = int(due)
             elif key == _PARTITION_KEY:
                 self._check_partition_key(sections.entry_value(raw))

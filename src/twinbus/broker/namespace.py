@@ -22,9 +22,15 @@ from . import metrics, websocket
 from .admin.api import AdministrationApi
 from .admin.registry import EntityNotFound
 from .certificate import Certificate, ensure_certificate, server_context
-from .config import NamespaceConfig, QueueConfig, TopicConfig
+from .config import ConfigError, NamespaceConfig, QueueConfig, TopicConfig
 from .connection import Connection
-from .descriptions import QueueDescription, SubscriptionDescription, TopicDescription
+from .descriptions import (
+    AnyDescription,
+    InvalidDescription,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from .entities import AnyEntity, Entities, QueueEntity, SubscriptionEntity, TopicEntity
 from .errors import BrokerError, not_found
 from .faults import Faults
@@ -262,26 +268,35 @@ class Namespace:
         )
 
     async def _create_configured(self) -> None:
-        """Entities of the configuration that are there already keep their messages, and take its properties."""
+        """Entities of the configuration that are there already keep their messages, and take its properties.
+
+        Raises `ConfigError` for what cannot be, or no longer be.
+        """
         configured: list[QueueConfig | TopicConfig] = [*self.config.queues, *self.config.topics]
         for one in configured:
             existing = self.entities.find(one.description.path)
             kept = existing.description if existing is not None else None
             wanted = one.describe(cast(Any, kept if type(kept) is type(one.description) else None))
-            if existing is None:
-                await self.entities.create(wanted)
-            elif existing.description != wanted:
-                await self.entities.update(wanted)
+            await self._put_configured(kept, wanted)
         for topic in self.config.topics:
             for subscription in topic.subscriptions:
                 node = self.entities.resolve(subscription.path)
                 before = node.entity.description if node is not None else None
                 known = before.rules if isinstance(before, SubscriptionDescription) else ()
                 timed = replace(subscription, rules=with_times(subscription.rules, known, self.clock()))
-                if before is None:
-                    await self.entities.create(timed)
-                elif before != timed:
-                    await self.entities.update(timed)
+                await self._put_configured(before, timed)
+
+    async def _put_configured(self, before: AnyDescription | None, wanted: AnyDescription) -> None:
+        place = f"{self.name}: {wanted.KIND} {wanted.path}"
+        if before is not None and before.KIND != wanted.KIND:
+            raise ConfigError("", place, "", f"there is a {before.KIND} of that name already")
+        try:
+            if before is None:
+                await self.entities.create(wanted)
+            elif before != wanted:
+                await self.entities.update(wanted)
+        except InvalidDescription as error:
+            raise ConfigError("", place, error.field, error.message) from None
 
     # ---- what the administration API asks ----
 
@@ -328,7 +343,7 @@ class Namespace:
         finally:
             # If it could not be deleted, its links lead nowhere all the same: clients must come again.
             if node is not None and not node.is_dead_letter:
-                self._detach_from(node.entity)
+                self._detach_lost()
 
     def _detach_barred(self, entity: AnyEntity) -> None:
         """End the receivers that a changed entity would no longer let in. Senders are told when they send."""
@@ -340,10 +355,11 @@ class Namespace:
                 except BrokerError as error:
                     link.channel.detach(link, error)
 
-    def _detach_from(self, entity: AnyEntity) -> None:
-        path = entity.description.path.lower()
+    def _detach_lost(self) -> None:
+        """End the links to entities that are no longer there."""
         for link in self.entity_links():
-            if link.node.path.lower() == path or link.node.path.lower().startswith(path + "/"):
+            found = self.entities.resolve(link.node.path)
+            if found is None or found.entity is not link.node.entity:
                 link.channel.detach(link, not_found(link.node.path))
 
     def entity_links(self) -> list[IncomingLink | OutgoingLink]:

@@ -282,11 +282,11 @@ class Queue(Inbox):
         self._settle(lock, changes, lambda: self._unlock(lock), done)
 
     def _unlock(self, lock: Lock) -> None:
-        if lock.expires_at is not None and lock.expires_at <= self.env.now_ms():
+        if lock.deferred:
+            self._held.discard(lock.sequence)
+        elif lock.expires_at is not None and lock.expires_at <= self.env.now_ms():
             self._held.discard(lock.sequence)
             self.expire(lock.sequence)
-        elif lock.deferred:
-            self._held.discard(lock.sequence)
         else:
             self.give_back(lock.sequence, lock.session)
 
@@ -365,13 +365,19 @@ class Queue(Inbox):
     # ---- by sequence number ----
 
     def find_deferred(self, sequences: Sequence[int]) -> list[Message]:
-        """The deferred messages with these numbers; raises unless all are there and free."""
+        """The deferred messages with these numbers, each once; raises unless all are there and free.
+
+        As on the service, one whose time to live is over expires when it is asked for, and not before.
+        """
         messages = []
-        for sequence in sequences:
+        for sequence in dict.fromkeys(sequences):
             message = None
-            if 0 < sequence <= MAX_SEQUENCE:
+            if 0 < sequence <= MAX_SEQUENCE and sequence not in self._held:
                 message = read_message(self.env.store.reader, self.key, sequence)
-            if message is None or message.state != State.DEFERRED or sequence in self._held:
+            if message is not None and message.state == State.DEFERRED and self._is_over(message):
+                self._expire(message)
+                message = None
+            if message is None or message.state != State.DEFERRED:
                 raise BrokerError(
                     MESSAGE_NOT_FOUND,
                     f"Failed to lock one or more specified messages: {sequence} is not there.",
@@ -381,7 +387,8 @@ class Queue(Inbox):
 
     def delete_oldest(self, before: int, count: int, session: str | None, done: Done) -> int:
         """Delete up to `count` messages that nobody holds, enqueued before a time (ms); returns how many."""
-        free = find_free(self.env.store.reader, self.key, before, count, self._held, session)
+        # What is committed and not announced yet has not joined the queue.
+        free = find_free(self.env.store.reader, self.key, self._newest, before, count, self._held, session)
         for message in free:
             if message.state == State.ACTIVE:
                 self._window_for(message).remove(message.sequence)
@@ -398,16 +405,18 @@ class Queue(Inbox):
     # ---- called when a time has come ----
 
     def expire(self, sequence: int) -> None:
-        """A message's time to live is over: dead-letter or drop it, unless someone holds it."""
-        if sequence in self._held:
+        """A message's time to live is over: dead-letter or drop it, unless someone holds it, or it is set aside."""
+        if (
+            sequence in self._held or sequence > self._newest
+        ):  # one that has not joined the queue is watched when it does
             return
         message = read_message(self.env.store.reader, self.key, sequence)
-        if message is None or message.expires_at is None or message.state == State.SCHEDULED:
-            return
-        if message.expires_at <= self.env.now_ms():
-            if message.state == State.ACTIVE:
-                self._window_for(message).remove(sequence)
+        if message is not None and message.state == State.ACTIVE and self._is_over(message):
+            self._window_for(message).remove(sequence)
             self._expire(message)
+
+    def _is_over(self, message: Message) -> bool:
+        return message.expires_at is not None and message.expires_at <= self.env.now_ms()
 
     def _window_for(self, message: Message) -> Window:
         return self._window

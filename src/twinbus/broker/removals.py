@@ -31,6 +31,8 @@ class Removals:
     def __init__(self, path: Path, syncs: bool) -> None:
         self._syncs = syncs
         self._start = self._position = 0
+        #: Whether there was no such file, or only the beginning of one.
+        self.is_new = False
         #: Whether there is room for a note, and the disk takes it.
         self.takes_notes = False
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
@@ -46,6 +48,7 @@ class Removals:
         size = self._file.seek(0, os.SEEK_END)
         if size >= _FILE_BYTES:
             return
+        self.is_new = True
         while size < _FILE_BYTES:
             size += self._file.write(bytes(_FILE_BYTES - size))
         os.fsync(self._file.fileno())

@@ -71,7 +71,7 @@ class Subject(NamedTuple):
 class RequestNode(Protocol):
     """Something that answers requests."""
 
-    MAX_REQUEST: int
+    max_request: int
     STATUS: str
     DESCRIPTION: str
     path: str | None
@@ -172,7 +172,7 @@ class RequestLink(CreditedLink):
     """Carries requests from the client."""
 
     def __init__(self, channel: Channel, attach: amqp.Attach, node: RequestNode, address: str) -> None:
-        super().__init__(channel, attach, node.MAX_REQUEST, CREDIT)
+        super().__init__(channel, attach, node.max_request, CREDIT)
         self.node = node
         self.path = node.path
         self.address = address
@@ -190,7 +190,7 @@ class RequestLink(CreditedLink):
         if len(self._tasks) >= MAX_PENDING:
             raise BrokerError(NOT_ALLOWED, f"More than {MAX_PENDING} requests are waiting for an answer.")
         if payload is None:
-            raise BrokerError(NOT_ALLOWED, f"A request is larger than {self.node.MAX_REQUEST} bytes.")
+            raise BrokerError(NOT_ALLOWED, f"A request is larger than {self.node.max_request} bytes.")
         try:
             request = parse_request(payload)
         except DecodeError as error:

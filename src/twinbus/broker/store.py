@@ -197,6 +197,11 @@ class Store:
     def _remove_noted(self, connection: sqlite3.Connection) -> None:
         """Remove what was noted and not taken out when the process ended."""
         row = connection.execute("SELECT value FROM settings WHERE name = 'removals'").fetchone()
+        if row and self._removals.is_new:
+            logger.warning(
+                "%s, which belongs to the database, was not there: messages that were completed may come back",
+                self.path.with_suffix(".removed"),
+            )
         noted = self._removals.read(int(row[0])) if row else []
         self._remove(connection.cursor(), noted)
 
@@ -239,6 +244,11 @@ class Store:
         self._waiting.append((changes, done, size))
         if not self.collecting:
             self._flush_soon()
+
+    @property
+    def joined(self) -> object | None:
+        """What is submitted now is committed together with all else that this is the same for; None if alone."""
+        return self._joined
 
     def atomically(self, act: Callable[[], None], done: Done) -> None:
         """Commit all that `act` submits as one unit, then call `done` as `submit` does.
@@ -298,7 +308,7 @@ class Store:
         self.submit(changes, done)
         await committed
 
-    def _flush(self) -> None:
+    def _flush(self, by_thread: bool = False) -> None:
         self._flush_scheduled = False
         group = self._waiting
         if self._writing or not group:
@@ -306,7 +316,8 @@ class Store:
         self._waiting = group[MAX_GROUP:]
         del group[MAX_GROUP:]
         began = monotonic()
-        if len(group) <= INLINE_UNITS and self._logged < CHECKPOINT_BYTES and began >= self._slow_until:
+        is_small = len(group) <= INLINE_UNITS and self._logged < CHECKPOINT_BYTES
+        if is_small and not by_thread and began >= self._slow_until:
             try:
                 self._write(group)
             except Exception:  # the thread tries again, makes room and says what is wrong
@@ -327,7 +338,7 @@ class Store:
             self._swept = []
         self._writing = False
         if self._waiting and (len(self._waiting) > INLINE_UNITS or monotonic() < self._slow_until):
-            self._flush()  # let the disk work while the callbacks run
+            self._flush(by_thread=True)  # let the disk work while the callbacks run
         for number, (_, done, size) in enumerate(group):
             self.pending_bytes -= size
             try:  # `_tell` without the call: every message comes by here
@@ -401,6 +412,9 @@ class Store:
             self._remove(self._cursor, keys)
         except (sqlite3.Error, OSError) as failure:
             self._roll_back()
+            # After a sync that failed the new number may be in the log all the same, and be good after a crash: notes
+            # with the old one would then be none.
+            self._removals.takes_notes = False
             return failure
         self._swept += keys
         return None

@@ -7,12 +7,15 @@ there are.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from .message import Message
 from .queue import MAX_RECHECK, Queue
 from .schema import State, queue_of, sequence_of
 from .store import Store
+
+logger = logging.getLogger("twinbus.broker.timeline")
 
 SWEEP_LIMIT = 1000  # messages handled at once, so that a flood of expiries does not stop the world
 MIN_INTERVAL = 0.02
@@ -68,15 +71,13 @@ class Timeline:
             "SELECT id FROM stored WHERE due_at <= ? ORDER BY due_at LIMIT ?", (now, SWEEP_LIMIT)
         ).fetchall()
         for (key,) in due:
-            if (queue := self._find(queue_of(key))) is not None:
-                queue.activate(sequence_of(key))
+            self._act(key, lambda queue, sequence: queue.activate(sequence))
         expired = reader.execute(
             "SELECT id, expires_at FROM stored WHERE expires_at > ? AND expires_at <= ? ORDER BY expires_at LIMIT ?",
             (self._expired_until, now, SWEEP_LIMIT),
         ).fetchall()
         for key, _ in expired:
-            if (queue := self._find(queue_of(key))) is not None:
-                queue.expire(sequence_of(key))
+            self._act(key, lambda queue, sequence: queue.expire(sequence))
         if len(expired) == SWEEP_LIMIT:
             # Go on with the last instant seen, unless it filled the whole part: then it would fill the next one too.
             last = expired[-1][1]
@@ -84,6 +85,16 @@ class Timeline:
         else:
             self._expired_until = now
         self._set_next(now, len(due) == SWEEP_LIMIT or len(expired) == SWEEP_LIMIT)
+
+    def _act(self, key: int, act: Callable[[Queue, int], None]) -> None:
+        queue = self._find(queue_of(key))
+        if queue is None:
+            return
+        try:
+            act(queue, sequence_of(key))
+        except Exception:
+            # One message must not stop the clock for the others, nor a namespace from starting.
+            logger.exception("the time of a message of %s has come, and it could not be dealt with", queue.path)
 
     def _set_next(self, now: int, more: bool) -> None:
         if more:

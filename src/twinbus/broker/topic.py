@@ -14,7 +14,13 @@ from .queue import Queue
 from .rules.ruleset import Failure
 from .rules.subject import MessageSubject, facts_of
 from .schema import Change, State
+from .session_queue import SessionQueue
 from .store import StoreError
+
+_NO_SESSION = {
+    "DeadLetterReason": "Session id is null.",
+    "DeadLetterErrorDescription": "Session enabled entity doesn't allow a message whose session identifier is null.",
+}
 
 
 class Topic(Queue):
@@ -23,11 +29,6 @@ class Topic(Queue):
     def __init__(self, key: int, path: str, limits: Limits, environment: Environment, counters: Counters) -> None:
         super().__init__(key, path, limits, environment, counters)
         self.subscriptions: dict[str, Queue] = {}
-
-    def check(self, arrivals: Sequence[Arrival]) -> None:
-        super().check(arrivals)
-        for subscription in self.subscriptions.values():
-            subscription.check(arrivals)
 
     def check_quota(self, size: int) -> None:
         """The size of a topic is the size of what its subscriptions hold, dead letters included."""
@@ -42,7 +43,7 @@ class Topic(Queue):
         changes: list[Change] = []
         scheduled: list[Message] = []
         copies: list[tuple[Queue, Message]] = []
-        remembered = Remembered()
+        remembered = Remembered(self.env.store.joined)
         for arrival in arrivals:
             if arrival.is_ping and not self.env.delivers_pings():
                 self.activity.pings += 1
@@ -54,7 +55,10 @@ class Topic(Queue):
                 changes.append(message.insertion(self.key))
             else:
                 self.activity.received += 1
-                copies += self._shared(arrival.bare, arrival.annotations, now, partial(self._copied, arrival, now))
+                ttl = _shorter(arrival.ttl, self.limits.default_ttl_ms)
+                expires_at = None if ttl is None else now + ttl
+                make = partial(self._copied, arrival, now)
+                copies += self._shared(arrival.bare, arrival.annotations, now, expires_at, make)
 
         changes += [copy.insertion(queue.key) for queue, copy in copies]
 
@@ -73,7 +77,11 @@ class Topic(Queue):
         if message is None:
             return
         copies = self._shared(
-            message.bare, message.annotations, self.env.now_ms(), lambda queue: queue.activated(message)
+            message.bare,
+            message.annotations,
+            self.env.now_ms(),
+            message.expires_at,
+            lambda queue: queue.activated(message),
         )
         changes = [self._removal(message), *(copy.insertion(queue.key) for queue, copy in copies)]
 
@@ -94,7 +102,12 @@ class Topic(Queue):
         return arrival.stored(queue.next_sequence(), now, State.ACTIVE, ttl)
 
     def _shared(
-        self, bare: bytes, annotations: bytes | None, now: int, make: Callable[[Queue], Message]
+        self,
+        bare: bytes,
+        annotations: bytes | None,
+        now: int,
+        expires_at: int | None,
+        make: Callable[[Queue], Message],
     ) -> list[tuple[Queue, Message]]:
         """What each subscription gets of a message, by its rules; `make` is a copy for one, as it was sent."""
         subject: MessageSubject | None = None
@@ -102,23 +115,34 @@ class Topic(Queue):
         for subscription in self.subscriptions.values():
             rules = subscription.rules
             if rules is None or rules.lets_all_through:
-                shares.append((subscription, make(subscription)))
+                shares.append(_share(subscription, make(subscription), make))
                 continue
             if subject is None:
-                subject = MessageSubject(bare, facts_of(annotations, now, len(bare)))
+                subject = MessageSubject(bare, facts_of(annotations, now, expires_at, len(bare)))
             verdict = rules.judge(subject)
             for changed in verdict.copies:
                 copy = make(subscription)
                 if changed is not bare:
                     copy.rewrite(changed)
-                shares.append((subscription, copy))
+                shares.append(_share(subscription, copy, make))
             dead_letter = subscription.dead_letter
             if verdict.failures and dead_letter is not None and subscription.limits.dead_letter_failures:
-                copy = make(dead_letter)
-                copy.expires_at = None
-                copy.rewrite(with_application_properties(bare, _reason(verdict.failures[0])))
-                shares.append((dead_letter, copy))
+                shares.append((dead_letter, _dead_letter(make(dead_letter), bare, _reason(verdict.failures[0]))))
         return shares
+
+
+def _share(subscription: Queue, copy: Message, make: Callable[[Queue], Message]) -> tuple[Queue, Message]:
+    """A copy and where it goes: without a session it is a dead letter of a subscription that wants one."""
+    dead_letter = subscription.dead_letter
+    if copy.session is None and dead_letter is not None and isinstance(subscription, SessionQueue):
+        return dead_letter, _dead_letter(make(dead_letter), copy.bare, _NO_SESSION)
+    return subscription, copy
+
+
+def _dead_letter(copy: Message, bare: bytes, reason: dict[str, Any]) -> Message:
+    copy.expires_at = None
+    copy.rewrite(with_application_properties(bare, reason))
+    return copy
 
 
 def _reason(failure: Failure) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Container
 
 from .message import Message
-from .schema import COLUMNS, MAX_SEQUENCE, State, message_key, sequence_of
+from .schema import COLUMNS, State, message_key, sequence_of
 from .store import Store
 
 LOAD_MESSAGES = 256
@@ -41,10 +41,16 @@ def read_message(reader: sqlite3.Connection, queue: int, sequence: int) -> Messa
 
 
 def find_free(
-    reader: sqlite3.Connection, queue: int, before: int, count: int, held: Container[int], session: str | None
+    reader: sqlite3.Connection,
+    queue: int,
+    newest: int,
+    before: int,
+    count: int,
+    held: Container[int],
+    session: str | None,
 ) -> list[Message]:
     """The oldest active or deferred messages that are not held, enqueued before a time; without their content."""
-    low, high = message_key(queue, 0), message_key(queue, MAX_SEQUENCE)
+    low, high = message_key(queue, 0), message_key(queue, newest)
     rows = reader.execute(_FREE, (low, high, before, session, session))
     found: list[Message] = []
     for row in rows:

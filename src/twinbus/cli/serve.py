@@ -107,6 +107,8 @@ def serve(
         _refuse("--key needs --certificate")
     try:
         run_loop(_serve(settings, control_port, as_json))
+    except ConfigError as error:
+        _refuse(str(error))
     except (OSError, StoreError, CertificateError) as error:
         fail("twinbus serve", reason_with_place(error) if isinstance(error, OSError) else str(error))
 

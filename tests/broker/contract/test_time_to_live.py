@@ -9,7 +9,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
-from tests.broker.contract.bus import LOCK_OVER, Bus, Place, QueuePlace, SubscriptionPlace, receive, texts
+from tests.broker.contract.bus import LOCK_OVER, Bus, Place, QueuePlace, SubscriptionPlace, receive, texts, until
 from tests.broker.contract.conftest import OpenPlace
 
 from twinbus.broker.durations import TICKS_PER_SECOND
@@ -125,24 +125,57 @@ class Expiring:
         assert texts(await receive(place.dead_letters)) == ["short"]
         assert await place.peek() == []
 
-    async def test_a_deferred_message_is_dropped_when_it_expires(self, open_place: OpenPlace, bus: Bus) -> None:
+    async def test_a_deferred_message_expires_when_it_is_asked_for_and_not_before(
+        self, open_place: OpenPlace, bus: Bus
+    ) -> None:
         place = await open_place()
         await place.put(short_lived("short"))
         message = await place.receive_one()
         await place.receiver.defer_message(message)
         await bus.advance(11)
-        assert await place.peek() == []
+        assert (await place.peek_texts(), place.queue.counters.deferred) == (["short"], 1)
         with pytest.raises(MessageNotFoundError):
             await place.receiver.receive_deferred_messages(message.sequence_number)
+        await until(lambda: place.queue.counters.deferred == 0)
+        assert await place.peek() == []
+        assert place.queue.counters.bytes == 0
 
-    async def test_a_deferred_message_is_dead_lettered_when_it_expires(self, open_place: OpenPlace, bus: Bus) -> None:
+    async def test_an_expired_deferred_message_that_is_asked_for_is_dead_lettered(
+        self, open_place: OpenPlace, bus: Bus
+    ) -> None:
         place = await open_place(**KEEPS_EXPIRED)
         await place.put(short_lived("short"))
-        await place.receiver.defer_message(await place.receive_one())
+        message = await place.receive_one()
+        await place.receiver.defer_message(message)
         await bus.advance(11)
+        assert place.dead_letter_queue.counters.active == 0
+        with pytest.raises(MessageNotFoundError):
+            await place.receiver.receive_deferred_messages(message.sequence_number)
         [dead] = await receive(place.dead_letters)
         assert dead.dead_letter_reason == "TTLExpiredException"
         assert await place.peek() == []
+
+    async def test_a_deferred_message_that_expires_while_it_is_locked_stays_deferred(
+        self, open_place: OpenPlace, bus: Bus
+    ) -> None:
+        place = await open_place(**KEEPS_EXPIRED)
+        await place.put(short_lived("short"))
+        message = await place.receive_one()
+        await place.receiver.defer_message(message)
+        [again] = await place.receiver.receive_deferred_messages(message.sequence_number)
+        await bus.advance(11)
+        await place.receiver.abandon_message(again)
+        assert (await place.peek_texts(), place.queue.counters.deferred) == (["short"], 1)
+        assert place.dead_letter_queue.counters.active == 0
+
+    async def test_a_peek_looks_past_an_expired_message_that_is_still_locked(
+        self, open_place: OpenPlace, bus: Bus
+    ) -> None:
+        place = await open_place()
+        await place.put(short_lived("short"), "long")
+        await place.receive_one()
+        await bus.advance(11)
+        assert texts(await place.receiver.peek_messages(max_message_count=1)) == ["long"]
 
     async def test_the_time_of_a_scheduled_message_begins_when_it_is_due(self, open_place: OpenPlace, bus: Bus) -> None:
         place = await open_place()

@@ -142,7 +142,7 @@ def test_parameters_stand_for_values() -> None:
         ("color NOT = 1", 11, "IN or LIKE is wanted"),
         ("color IS 1", 10, "NULL is wanted"),
         ("color LIKE 'x' ESCAPE 'ab'", 23, "a text of one character"),
-        ("sys.Nothing = 1", 5, "a message has no property sys.Nothing"),
+        ("sys.Nothing = 1", 5, "sys.Nothing is no property that a rule can ask for here"),
         ("sys. = 1", 6, "a property or a value is wanted"),
         ("color ? 1", 7, "'?' has no meaning here"),
         ("shout('x') = 1", 1, "'shout' is not a function"),
@@ -244,7 +244,8 @@ def test_three_truths_follow_the_tables(left: str, right: str) -> None:
         ("SET color", "'=' is wanted"),
         ("REMOVE", "a property or a value is wanted"),
         ("DELETE color", "SET is wanted"),
-        ("SET sys.SequenceNumber = 1", "sys.sequencenumber cannot be changed"),
+        ("SET sys.EnqueuedTimeUtc = 1", "sys.enqueuedtimeutc cannot be changed here"),
+        ("SET sys.PartitionKey = 'a'", "sys.partitionkey cannot be changed here"),
         ("REMOVE sys.EnqueuedTimeUtc", "cannot be changed"),
     ],
 )

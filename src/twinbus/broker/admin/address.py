@@ -15,7 +15,7 @@ class Address:
     host: str
     api_version: str
 
-    def url(self, path: str, **query: int) -> str:
+    def url(self, path: str, **query: int | str) -> str:
         """The absolute address of a path. Query options have a dollar sign, so `skip` stands for `$skip`."""
         options = urlencode({"api-version": self.api_version, **{f"${key}": query[key] for key in query}})
         return f"{self.scheme}://{self.host}/{quote(path, safe='/$')}?{options}"

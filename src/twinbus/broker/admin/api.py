@@ -70,7 +70,9 @@ _BASES: dict[str, Callable[[str], QueueDescription | TopicDescription]] = {
     "QueueDescription": QueueDescription,
     "TopicDescription": TopicDescription,
 }
+_FILTER = "$filter"
 _Description = TypeVar("_Description", bound=AnyDescription)
+_Listed = TypeVar("_Listed")
 
 _log = logging.getLogger(__name__)
 
@@ -251,9 +253,10 @@ class AdministrationApi:
     async def _list_rules(self, call: _Call) -> web.Response:
         owner = self._subscription(call.target["topic"], call.target["name"]).description
         rules = sorted(owner.rules, key=lambda rule: rule.name)
-        skip, top = page_of(call.request)
-        more = top > 0 and len(rules) > skip + top
-        return _feed(call.document.rules(owner.path, rules[skip : skip + top], skip, top, more))
+        if _FILTER in call.request.query:
+            raise Refusal(400, f"SubCode=40000. The query option {_FILTER} is not supported for rules.")
+        shown, page = _page_of(call, rules)
+        return _feed(call.document.rules(owner.path, shown, page))
 
     async def _get_rule(self, call: _Call) -> web.Response:
         owner, rule = self._rule(call)
@@ -367,13 +370,19 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def _page(call: _Call, title: str, path: str, views: Sequence[atom.AnyView]) -> web.Response:
-    skip, top = page_of(call.request)
-    if "$filter" in call.request.query:
-        is_shown = condition_in(call.request.query["$filter"])
+    if _FILTER in call.request.query:
+        is_shown = condition_in(call.request.query[_FILTER])
         views = [view for view in views if is_shown(view)]
+    shown, page = _page_of(call, views)
+    return _feed(call.document.listing(title, path, shown, page))
+
+
+def _page_of(call: _Call, listed: Sequence[_Listed]) -> tuple[Sequence[_Listed], atom.Page]:
+    """The part of a list that is asked for, and where it is in it."""
+    skip, top = page_of(call.request)
     # Without the first condition an empty page would link to itself for ever.
-    more = top > 0 and len(views) > skip + top
-    return _feed(call.document.listing(title, path, views[skip : skip + top], skip, top, more))
+    has_more = top > 0 and len(listed) > skip + top
+    return listed[skip : skip + top], atom.Page(skip, top, has_more, call.request.query.get(_FILTER))
 
 
 def _shown(call: _Call, view: atom.AnyView, status: int = 200) -> web.Response:

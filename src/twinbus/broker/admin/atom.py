@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from twinbus.broker.admin import markup
@@ -65,6 +66,15 @@ def default_rule_in(description: ET.Element) -> ET.Element | None:
     return description.find(f"{_SB}DefaultRuleDescription")
 
 
+class Page(NamedTuple):
+    """Where a part of a list is in it, and what the list was asked for with."""
+
+    skip: int
+    top: int
+    has_more: bool
+    filter: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """Writes the answers to one request.
@@ -83,15 +93,16 @@ class Document:
         entry.set("xmlns", ATOM)
         return markup.serialize(entry)
 
-    def listing(self, title: str, path: str, views: Sequence[AnyView], skip: int, top: int, more: bool) -> bytes:
+    def listing(self, title: str, path: str, views: Sequence[AnyView], page: Page) -> bytes:
         """A page of a list."""
-        return self._page(title, path, [self._entry(view) for view in views], skip, top, more)
+        return self._page(title, path, [self._entry(view) for view in views], page)
 
-    def _page(self, title: str, path: str, entries: list[ET.Element], skip: int, top: int, more: bool) -> bytes:
+    def _page(self, title: str, path: str, entries: list[ET.Element], page: Page) -> bytes:
         """The link to the next page must come second: the SDK looks for it there."""
-        feed = self._feed(title, self.address.url(path, skip=skip, top=top))
-        if more:
-            following = self.address.url(path, skip=skip + top, top=top)
+        asked = {} if page.filter is None else {"filter": page.filter}
+        feed = self._feed(title, self.address.url(path, skip=page.skip, top=page.top, **asked))
+        if page.has_more:
+            following = self.address.url(path, skip=page.skip + page.top, top=page.top, **asked)
             feed.append(element("link", rel="next", href=following))
         feed.extend(entries)
         return markup.serialize(feed)
@@ -102,10 +113,10 @@ class Document:
         entry.set("xmlns", ATOM)
         return markup.serialize(entry)
 
-    def rules(self, path: str, rules: Sequence[RuleDescription], skip: int, top: int, more: bool) -> bytes:
+    def rules(self, path: str, rules: Sequence[RuleDescription], page: Page) -> bytes:
         """A page of the rules of the subscription at `path`."""
         entries = [self._rule_entry(path, rule) for rule in rules]
-        return self._page("Rules", f"{path}/Rules", entries, skip, top, more)
+        return self._page("Rules", f"{path}/Rules", entries, page)
 
     def _rule_entry(self, path: str, rule: RuleDescription) -> ET.Element:
         url = self.address.url(f"{path}/Rules/{rule.name}")

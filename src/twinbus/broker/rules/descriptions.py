@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -41,7 +41,8 @@ class Value(NamedTuple):
                 raise ValueError(f"{text!r} is neither true nor false")
             return _FLAGS[text.strip().lower()]
         if kind == "dateTime":
-            return datetime.fromisoformat(text.replace("Z", "+00:00"))
+            time = datetime.fromisoformat(text.replace("Z", "+00:00"))
+            return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
         if kind == "duration":
             return parse_duration(text) / TICKS_PER_SECOND
         return text

@@ -47,7 +47,6 @@ SYSTEM = frozenset(
         "replyto",
         "replytosessionid",
         "scheduledenqueuetimeutc",
-        "sequencenumber",
         "sessionid",
         "size",
         "subject",
@@ -62,7 +61,6 @@ SETTABLE = frozenset(
         "correlationid",
         "label",
         "messageid",
-        "partitionkey",
         "replyto",
         "replytosessionid",
         "sessionid",
@@ -307,7 +305,7 @@ class _Reader:
             if token.value.lower() == "user":
                 return Property(False, name.value)
             if name.value.lower() not in SYSTEM:
-                raise BadSql(name.position, f"a message has no property sys.{name.value}")
+                raise BadSql(name.position, f"sys.{name.value} is no property that a rule can ask for here")
             return Property(True, name.value.lower())
         return Property(False, self._name(token).value)
 
@@ -328,7 +326,7 @@ class _Reader:
         position = self.next.position
         found = self._property()
         if found.is_system and found.name not in SETTABLE:
-            raise BadSql(position, f"sys.{found.name} cannot be changed")
+            raise BadSql(position, f"sys.{found.name} cannot be changed here")
         return found
 
 

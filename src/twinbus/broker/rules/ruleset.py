@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from twinbus.amqp.types import DecodeError
+from twinbus.amqp.types import DecodeError, EncodeError
 
 from .descriptions import Correlation, FilterKind, RuleDescription, Sql
 from .parser import Change, Subject, parse_action, parse_filter
 from .subject import MessageSubject, changed
 from .values import CannotEvaluate, compare
+
+logger = logging.getLogger("twinbus.broker.rules")
 
 _equal = compare("=")
 
@@ -58,8 +61,12 @@ class RuleSet:
                 elif not is_plain_made:
                     is_plain_made = True
                     copies.append(subject.bare)
-            except (CannotEvaluate, DecodeError) as error:
+            except (CannotEvaluate, DecodeError, EncodeError) as error:
                 failures.append(Failure(rule.name, str(error)))
+            except Exception as error:
+                # Whoever may send could otherwise stop a topic for everybody.
+                logger.exception("the rule %s could not be asked", rule.name)
+                failures.append(Failure(rule.name, type(error).__name__))
         return Verdict(copies, failures)
 
 

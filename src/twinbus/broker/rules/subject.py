@@ -9,9 +9,13 @@ from typing import Any
 
 from twinbus.amqp import sections
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.types import Char, Symbol, Timestamp
+from twinbus.amqp.types import Char, Decimal128, Described, Symbol, Timestamp, ULong
+from twinbus.broker import decimals
+from twinbus.broker.bounds import MAX_ID_LENGTH
+from twinbus.broker.durations import MAX_TICKS, TICKS_PER_SECOND
 
 from .parser import Change, Property
+from .values import CannotEvaluate
 
 #: Where the properties of a message stand in its section, by their names in SQL.
 FIELDS = {
@@ -25,16 +29,26 @@ FIELDS = {
     "sessionid": 10,
     "replytosessionid": 12,
 }
+_IDS = frozenset({"messageid", "sessionid", "replytosessionid"})
 _ANNOTATIONS = {"x-opt-partition-key": "partitionkey", "x-opt-scheduled-enqueue-time": "scheduledenqueuetimeutc"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = datetime.max.replace(tzinfo=UTC)
+_TIMESPAN = "com.microsoft:timespan"
+_MAX_LONG = (1 << 63) - 1
 _MISSING = object()
 
 
-def facts_of(annotations: bytes | None, now_ms: int, size: int) -> dict[str, Any]:
-    """What a topic knows of a message besides its bytes; annotations as they are stored, their number in front."""
+def facts_of(annotations: bytes | None, now_ms: int, expires_at: int | None, size: int) -> dict[str, Any]:
+    """What a topic knows of a message besides its bytes; annotations as they are stored, their number in front.
+
+    A time to live is in seconds. One that has none lives as long as time does, as on the service.
+    """
+    is_bounded = expires_at is not None and expires_at < milliseconds_of(_LAST)
     facts: dict[str, Any] = {
         "deliverycount": 0,
-        "enqueuedtimeutc": _EPOCH + timedelta(milliseconds=now_ms),
+        "enqueuedtimeutc": Timestamp(now_ms),
+        "expiresatutc": Timestamp(expires_at or 0) if is_bounded else _LAST,
+        "timetolive": ((expires_at or 0) - now_ms) / 1000 if is_bounded else MAX_TICKS / TICKS_PER_SECOND,
         "size": size,
     }
     if annotations is not None:
@@ -42,7 +56,7 @@ def facts_of(annotations: bytes | None, now_ms: int, size: int) -> dict[str, Any
         section = sections.map_section(sections.MESSAGE_ANNOTATIONS, entries)
         for key, raw in sections.map_entries(section):
             if key in _ANNOTATIONS:
-                facts[_ANNOTATIONS[key]] = plain(sections.entry_value(raw))
+                facts[_ANNOTATIONS[key]] = sections.entry_value(raw)
     return facts
 
 
@@ -66,7 +80,7 @@ class MessageSubject:
     def system(self, name: str) -> Any:
         index = FIELDS.get(name)
         if index is None:
-            return self._facts.get(name)
+            return plain(self._facts.get(name))
         if self._fields is None:
             self._fields = sections.list_fields(self.parts.properties, 13)
         return plain(self._fields[index])
@@ -79,29 +93,36 @@ class MessageSubject:
             if self._folded is None:
                 self._folded = {key.lower(): value for key, value in own.items()}
             found = self._folded.get(name.lower())
-        return found
+        return plain(found)
 
     @property
     def own(self) -> dict[str, Any]:
         """All application properties."""
         if self._own is None:
             entries = sections.map_entries(self.parts.application_properties)
-            self._own = {str(key): plain(sections.entry_value(raw)) for key, raw in entries}
+            self._own = {str(key): sections.entry_value(raw) for key, raw in entries}
         return self._own
 
 
 def plain(value: Any) -> Any:
-    """An AMQP value as rules compare it."""
+    """An AMQP value as rules compare it. Raises `CannotEvaluate` if it is a time that no calendar has."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Timestamp):
-        return _EPOCH + timedelta(milliseconds=int(value))
+        try:
+            return _EPOCH + timedelta(milliseconds=int(value))
+        except OverflowError:
+            raise CannotEvaluate("a time is before the year 1 or after the year 9999") from None
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
         return float(value)
     if isinstance(value, (Symbol, Char, uuid.UUID)):
         return str(value)
+    if isinstance(value, Decimal128):
+        return decimals.value_of(value)
+    if isinstance(value, Described) and value.descriptor == _TIMESPAN and isinstance(value.value, int):
+        return value.value / TICKS_PER_SECOND
     return value
 
 
@@ -138,13 +159,18 @@ def _set_system(subject: MessageSubject, target: Property, value: Any) -> bytes:
         return subject.bare  # it is no part of what the sender wrote
     raw = sections.raw_fields(parts.properties)
     raw += [b"\x40"] * (index + 1 - len(raw))
-    raw[index] = b"\x40" if value is None else encode(str(value))
+    text = None if value is None else str(value)
+    if text is not None and target.name in _IDS and len(text) > MAX_ID_LENGTH:
+        raise CannotEvaluate(f"sys.{target.name} would have {len(text)} characters; the limit is {MAX_ID_LENGTH}")
+    raw[index] = encode(text)
     return sections.list_section(sections.PROPERTIES, raw) + parts.application_properties + parts.body
 
 
 def _encodable(value: Any) -> Any:
     if isinstance(value, datetime):
         return Timestamp(milliseconds_of(value))
+    if isinstance(value, int) and value > _MAX_LONG:
+        return ULong(value)
     return value
 
 

@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 _MIN_LONG, _MAX_LONG = -(1 << 63), (1 << 63) - 1
+MAX_TEXT = 32 << 10  # characters of a text that was joined: what a property may have
+_ORDERED = (float, str, datetime, bytes)
 
 
 class CannotEvaluate(Exception):  # noqa: N818 - what it is
@@ -39,7 +41,7 @@ def compare(sign: str) -> Callable[[Any, Any], bool | None]:
     order = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}.get(sign)
 
     def ordered(left: Any, right: Any) -> bool | None:
-        if left is None or right is None or _family(left) is not _family(right) or isinstance(left, bool):
+        if left is None or right is None or _family(left) is not _family(right) or _family(left) not in _ORDERED:
             return None
         assert order is not None
         return bool(order(left, right))
@@ -108,6 +110,8 @@ def arithmetic(sign: str) -> Callable[[Any, Any], Any]:
         if left is None or right is None:
             return None
         if sign == "+" and isinstance(left, str) and isinstance(right, str):
+            if len(left) + len(right) > MAX_TEXT:
+                raise CannotEvaluate(f"a text has become longer than {MAX_TEXT} characters")
             return left + right
         if _family(left) is not float or _family(right) is not float:
             raise CannotEvaluate(f"'{sign}' is between a {_kind(left)} and a {_kind(right)}")
