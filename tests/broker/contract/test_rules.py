@@ -22,6 +22,7 @@ from azure.servicebus.management import (
     SqlRuleFilter,
     TrueRuleFilter,
 )
+from tests.broker.contract.bus import until
 from tests.syphon.bus import connect
 
 from twinbus.broker import Namespace, TopicDescription
@@ -164,6 +165,87 @@ async def test_a_scheduled_message_is_filtered_when_it_is_due(bus: Bus) -> None:
         await receiver.complete_message(found)
     assert str(found) == "b"
     assert found.application_properties == {b"qty": 9, b"seen": True}
+
+
+# A time that no calendar has: the SDK sends a typed value as it is given.
+FAR = {"TYPE": "TIMESTAMP", "VALUE": 1 << 62}
+
+
+async def test_a_message_with_a_value_that_no_rule_can_read_harms_nobody(bus: Bus) -> None:
+    await bus.subscribe("s", (SqlRuleFilter("at > 1"), None), dead_lettering_on_filter_evaluation_exceptions=True)
+    async with bus.client.get_topic_sender(TOPIC) as sender:
+        await sender.send_messages(message("far", at=FAR))
+        await sender.send_messages(message("near", at=2))
+    assert bodies(await bus.got("s", 1)) == ["near"]
+    (dead,) = await bus.got("s", 1, "deadletter")
+    assert dead.dead_letter_reason == "FilterEvaluationException"
+
+
+async def test_a_scheduled_message_with_such_a_value_does_not_keep_a_namespace_from_starting(tmp_path: Path) -> None:
+    config = f"[namespaces.contoso.topics.{TOPIC}.subscriptions.s.rules]\nr = 'at > 1'"
+    (settings,) = parse_config(config, Path("some.toml")).namespaces
+    async with (
+        Namespace(settings, data=tmp_path) as namespace,
+        ServiceBusClient.from_connection_string(namespace.connection_string) as client,
+        client.get_topic_sender(TOPIC) as sender,
+    ):
+        await sender.schedule_messages(message("far", at=FAR), datetime.now(UTC) + timedelta(hours=1))
+    later = datetime.now(UTC) + timedelta(hours=2)
+    async with Namespace(settings, data=tmp_path, clock=later.timestamp) as namespace:
+        node = namespace.entities.resolve(f"{TOPIC}/Subscriptions/s/$DeadLetterQueue")
+        assert node is not None
+        await until(lambda: node.queue.counters.active == 1)
+
+
+async def test_such_messages_do_not_hold_up_what_is_forwarded_behind_them(bus: Bus) -> None:
+    await bus.subscribe("s", (SqlRuleFilter("at > 1"), None))
+    await bus.admin.create_queue("in", forward_to=TOPIC)
+    async with bus.client.get_queue_sender("in") as sender:
+        for number in range(5):
+            await sender.send_messages(message(str(number), at=FAR))
+        await sender.send_messages(message("near", at=2))
+    node = bus.namespace.entities.resolve(f"{TOPIC}/Subscriptions/s")
+    assert node is not None
+    await until(lambda: node.queue.counters.active == 1)
+    assert bodies(await bus.got("s", 1)) == ["near"]
+
+
+# ---- subscriptions with sessions ----
+
+
+async def test_a_copy_without_a_session_is_a_dead_letter_of_the_subscription_that_wants_one(bus: Bus) -> None:
+    await bus.subscribe("plain")
+    await bus.subscribe("red", (SqlRuleFilter("color = 'red'"), None), requires_session=True)
+    await bus.subscribe("all", requires_session=True)
+    await bus.send(message("a", color="blue"))
+    assert bodies(await bus.got("plain", 1)) == ["a"]
+    await bus.got("red", 0, "deadletter")
+    (dead,) = await bus.got("all", 1, "deadletter")
+    assert (str(dead), dead.dead_letter_reason) == ("a", "Session id is null.")
+    async with bus.client.get_topic_sender(TOPIC) as sender:
+        await sender.send_messages(ServiceBusMessage("b", session_id="1"))
+    async with bus.client.get_subscription_receiver(TOPIC, "all", session_id="1") as receiver:
+        assert bodies(await receiver.receive_messages(max_wait_time=10)) == ["b"]
+
+
+async def test_an_action_that_takes_the_session_away_makes_a_dead_letter(bus: Bus) -> None:
+    await bus.subscribe("s", (SqlRuleFilter("1 = 1"), "REMOVE sys.SessionId"), requires_session=True)
+    async with bus.client.get_topic_sender(TOPIC) as sender:
+        await sender.send_messages(ServiceBusMessage("a", session_id="1"))
+    (dead,) = await bus.got("s", 1, "deadletter")
+    assert (dead.dead_letter_reason, dead.session_id) == ("Session id is null.", None)
+
+
+async def test_a_scheduled_message_without_a_session_reaches_the_subscriptions_that_want_none(bus: Bus) -> None:
+    async with bus.client.get_topic_sender(TOPIC) as sender:
+        await sender.schedule_messages(message("a"), datetime.now(UTC) + timedelta(seconds=2))
+    await bus.subscribe("a-session", requires_session=True)
+    await bus.subscribe("b-plain")
+    node = bus.namespace.entities.resolve(f"{TOPIC}/Subscriptions/b-plain")
+    assert node is not None
+    await until(lambda: node.queue.counters.active == 1)
+    assert bodies(await bus.got("b-plain", 1)) == ["a"]
+    assert len(await bus.got("a-session", 1, "deadletter")) == 1
 
 
 async def test_a_changed_rule_holds_for_the_messages_after_it(bus: Bus) -> None:

@@ -24,6 +24,14 @@ REMOVALS = "namespace.removed"
 FILES = (DATABASE, LOG, REMOVALS)
 
 
+def as_after_a_crash(running: Path, folder: Path) -> Path:
+    """The files as they are on the disk while a store is open, in a folder of their own."""
+    folder.mkdir()
+    for file in FILES:
+        shutil.copy(running / file, folder / file)
+    return folder
+
+
 class Counted(NamedTuple):
     """The counters of a queue, or what a scan of its messages says they should be."""
 

@@ -9,12 +9,13 @@ import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.broker.durability.small_disk import SmallFileSystem
-from tests.broker.durability.tables import DATABASE, FILES, REMOVALS, read_tables
+from tests.broker.durability.tables import DATABASE, REMOVALS, as_after_a_crash, read_tables
 from tests.broker.raw_client import Delivery, RawClient, Refused, encoded_message
 from tests.broker.wire import ServeProcess, administration
 
@@ -23,7 +24,7 @@ from twinbus.broker import store as store_module
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.namespace import Namespace
 from twinbus.broker.removals import CAPACITY, Removals
-from twinbus.broker.schema import DELETE, INSERT_PLAIN, Change, message_key
+from twinbus.broker.schema import DELETE, INSERT_PLAIN, Change, message_key, sequence_of
 from twinbus.broker.session_queue import SessionQueue
 from twinbus.broker.store import Durability, Store, StoreError
 
@@ -55,14 +56,6 @@ async def _filled(folder: Path, removed: int, durability: Durability = Durabilit
     for number in range(1, removed + 1):
         await store.commit([_removal(number)])
     return store
-
-
-def _crashed(running: Path, folder: Path) -> Path:
-    """The files as they are on the disk while a store is open."""
-    folder.mkdir()
-    for file in FILES:
-        shutil.copy(running / file, folder / file)
-    return folder
 
 
 # ---- the file ----
@@ -159,7 +152,7 @@ async def test_what_is_removed_alone_is_noted_and_what_is_removed_together_is_ta
 @pytest.mark.parametrize("durability", [Durability.FULL, Durability.NORMAL])
 async def test_after_a_crash_nothing_that_was_removed_comes_back(tmp_path: Path, durability: Durability) -> None:
     store = await _filled(tmp_path / "running", 3, durability)
-    crashed = _crashed(tmp_path / "running", tmp_path / "crashed")
+    crashed = as_after_a_crash(tmp_path / "running", tmp_path / "crashed")
     await store.close()
     again = Store(crashed)
     assert _counts(again) == (7, 0, 7)
@@ -170,7 +163,7 @@ async def test_after_a_crash_nothing_that_was_removed_comes_back(tmp_path: Path,
 async def test_notes_of_another_database_or_another_time_remove_nothing(tmp_path: Path) -> None:
     store = await _filled(tmp_path / "one", 3)
     other = await _filled(tmp_path / "other", 0)
-    crashed = _crashed(tmp_path / "other", tmp_path / "crashed")
+    crashed = as_after_a_crash(tmp_path / "other", tmp_path / "crashed")
     shutil.copy(tmp_path / "one" / REMOVALS, crashed / REMOVALS)
     await store.close()
     await other.close()
@@ -211,7 +204,7 @@ async def test_what_is_removed_right_after_a_sweep_stays_removed(tmp_path: Path)
     await store.commit([_removal(4)])  # they fail together; the thread sweeps, then writes each by itself
     assert isinstance(await refused, StoreError)
     assert _counts(store) == (7, 1, 6)
-    crashed = _crashed(tmp_path / "running", tmp_path / "crashed")
+    crashed = as_after_a_crash(tmp_path / "running", tmp_path / "crashed")
     await store.close()
     again = Store(crashed)
     assert _counts(again) == (6, 0, 6)
@@ -259,7 +252,7 @@ async def test_a_removal_that_was_refused_does_not_happen_later(
     assert _count(store, "stored") == 7
     folder = tmp_path / "running"
     if crashes:
-        folder = _crashed(folder, tmp_path / "crashed")
+        folder = as_after_a_crash(folder, tmp_path / "crashed")
     await store.close()
     again = Store(folder)
     assert _counts(again) == (7, 0, 7)
@@ -368,3 +361,40 @@ async def test_messages_can_be_completed_one_by_one_on_a_full_disk(tmp_path: Pat
         disk.free(serve)
         stored = read_tables(disk.folder / "contoso").messages["orders"]
         assert [one.message_id for one in stored] == ["message-2"]
+
+
+async def test_a_sweep_that_failed_after_all_was_written_makes_no_later_note_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await _filled(tmp_path / "running", 1, Durability.FULL)
+    remove = store._remove
+
+    def fail_at_the_end(*given: Any) -> None:
+        monkeypatch.setattr(store._removals, "begin", lambda start: None)
+        remove(*given)
+        monkeypatch.undo()
+        raise sqlite3.OperationalError("disk I/O error")  # as when the last sync of a commit fails
+
+    monkeypatch.setattr(store, "_remove", fail_at_the_end)
+    assert store._sweep() is not None
+    await store.commit([_removal(2)])
+    left = _opened(as_after_a_crash(tmp_path / "running", tmp_path / "crashed"))
+    await store.close()
+    assert await left == list(range(3, 11))
+
+
+async def _opened(folder: Path) -> list[int]:
+    """The messages that a new start finds."""
+    store = Store(folder)
+    found = [sequence_of(row[0]) for row in store.reader.execute("SELECT id FROM stored ORDER BY id")]
+    await store.close()
+    return found
+
+
+async def test_a_missing_file_of_notes_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = await _filled(tmp_path, 1)
+    await store.close()
+    (tmp_path / REMOVALS).unlink()
+    await Store(tmp_path).close()
+    (record,) = caplog.records
+    assert "was not there: messages that were completed may come back" in record.getMessage()
