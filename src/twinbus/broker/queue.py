@@ -406,9 +406,8 @@ class Queue(Inbox):
 
     def expire(self, sequence: int) -> None:
         """A message's time to live is over: dead-letter or drop it, unless someone holds it, or it is set aside."""
-        if (
-            sequence in self._held or sequence > self._newest
-        ):  # one that has not joined the queue is watched when it does
+        # One that is not announced yet has not joined the queue: it is watched when it does.
+        if sequence in self._held or sequence > self._newest:
             return
         message = read_message(self.env.store.reader, self.key, sequence)
         if message is not None and message.state == State.ACTIVE and self._is_over(message):

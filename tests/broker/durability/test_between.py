@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from tests.broker.contract.bus import until
 from tests.broker.durability.tables import as_after_a_crash, read_tables
-from tests.broker.raw_client import encoded_message
+from tests.broker.raw_client import RawClient, encoded_message
 
 from twinbus.broker import forwarding
 from twinbus.broker.descriptions import QueueDescription
@@ -90,15 +90,17 @@ async def test_a_message_that_expires_before_it_is_announced_is_one_dead_letter(
     assert dead_letter is not None
     late = arrival("late")
     late.ttl = 60_000
-    commit_unannounced(namespace.store, queue, late)
-    hours_later = namespace.clock() + 7200
-    namespace.clock = lambda: hours_later
-    queue.env.now_ms = lambda: int(hours_later * 1000)
-    queue.expire(1)
-    await until(lambda: queue.counters.last_sequence == 1 and namespace.store.pending_bytes == 0)
-    queue.expire(1)
-    await until(lambda: dead_letter.counters.active == 1)
-    assert (queue.counters.active, len(dead_letter.peek(0, 10))) == (0, 1)
+    async with RawClient(namespace.connection_string) as client:
+        await client.put_token("orders")
+        (await client.receiver("orders", ignore)).grant(5)
+        await until(lambda: bool(queue._waiting))
+        commit_unannounced(namespace.store, queue, late)
+        hours_later = queue.env.now_ms() + 7_200_000
+        queue.env.now_ms = lambda: hours_later
+        queue.expire(1)
+        await until(lambda: dead_letter.counters.active > 0)
+        await stored(queue, "next")
+        assert (queue.counters.active, len(dead_letter.peek(0, 10))) == (1, 1)
 
 
 # ---- duplicates of what is still being stored ----
