@@ -6,8 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.broker.raw_client import RawClient, Refused, encoded_message
 
-from twinbus.broker import Namespace, QueueDescription
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
+from twinbus.broker import Namespace, QueueDescription, TopicDescription
+from twinbus.broker.descriptions import InvalidDescription, SubscriptionDescription
 from twinbus.broker.durations import TICKS_PER_SECOND
 from twinbus.broker.entities import MAX_KEY
 from twinbus.broker.store import StoreError
@@ -21,6 +25,43 @@ async def test_a_changed_lock_duration_holds_for_dead_letters_too() -> None:
         assert dead_letter is not None
         assert dead_letter.limits.lock_ms == updated.queue.limits.lock_ms == 30_000
         assert dead_letter.limits.max_delivery_count > updated.queue.limits.max_delivery_count
+
+
+@pytest.mark.parametrize("name", ["requires_session", "requires_duplicate_detection", "enable_partitioning"])
+async def test_what_is_settled_when_a_queue_is_made_cannot_be_changed(name: str) -> None:
+    async with Namespace("contoso") as namespace:
+        created = await namespace.create(QueueDescription("orders"))
+        with pytest.raises(InvalidDescription, match=name):
+            await namespace.update(replace(created.description, **{name: True}))
+        found = namespace.find("orders")
+        assert found is not None
+        assert found.description == created.description
+
+
+async def test_the_size_that_a_topic_allows_holds_for_its_subscriptions() -> None:
+    async with Namespace("contoso") as namespace:
+        await namespace.create(TopicDescription("events", max_message_size_in_kilobytes=1024))
+        subscription = await namespace.create_subscription(SubscriptionDescription("events", "all"))
+        async with RawClient(namespace.connection_string) as client:
+            await client.put_token("events")
+            sender = await client.sender("events")
+            await sender.send(encoded_message("large", bytes(1_000_000)))
+            with pytest.raises(Refused, match="limit of 'events' is 1048576 bytes"):
+                await sender.send(encoded_message("larger", bytes(1_100_000)))
+        assert subscription.queue.counters.active == 1
+
+
+async def test_a_message_of_the_largest_size_can_be_scheduled() -> None:
+    async with Namespace("contoso") as namespace:
+        entity = await namespace.create(QueueDescription("orders", max_message_size_in_kilobytes=8192))
+        async with RawClient(namespace.connection_string) as client:
+            await client.put_token("orders")
+            due = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(1 << 50)}
+            annotations = encode(Described(ULong(0x72), due))
+            message = annotations + encoded_message("large", bytes(8_000_000))
+            body = {"messages": [{"message": message, "message-id": "large"}]}
+            assert len((await client.manage("orders", "schedule-message", body))["sequence-numbers"]) == 1
+        assert entity.queue.counters.scheduled == 1
 
 
 async def test_when_all_keys_were_given_creating_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:

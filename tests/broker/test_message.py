@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp import sections
+from twinbus.amqp.encoding import encode
 from twinbus.amqp.frames import transfer_frames
 from twinbus.amqp.performatives import decode_performative
+from twinbus.amqp.types import Described, Symbol, ULong
+from twinbus.broker.errors import BrokerError
 from twinbus.broker.locks import TokenSource, tag_of
 from twinbus.broker.message import Arrival, Message
 from twinbus.broker.schema import INSERT, INSERT_PLAIN, State, message_key
@@ -91,3 +95,10 @@ def test_a_transfer_with_a_token_for_its_tag_fills_a_frame_to_its_last_byte(
     room = 512 - (len(whole) - len(b"payload"))
     assert len(transfer_frames(5, handle, delivery_id, tag, settled, b"x" * room, 512)[0]) == 512
     assert len(transfer_frames(5, handle, delivery_id, tag, settled, b"x" * (room + 1), 512)) == 2
+
+
+@pytest.mark.parametrize("at", [ULong(1 << 63), ULong((1 << 64) - 1)])
+def test_a_time_that_cannot_be_kept_is_refused(at: ULong) -> None:
+    annotations = encode(Described(ULong(0x72), {Symbol("x-opt-scheduled-enqueue-time"): at}))
+    with pytest.raises(BrokerError, match="x-opt-scheduled-enqueue-time must be at most 9223372036854775807"):
+        Arrival(annotations + BARE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import time
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -145,6 +145,27 @@ def test_a_list_shows_what_its_filter_lets_pass(served: Served, condition: str, 
     answer = send(served, "GET", f"/$Resources/queues?$filter={quote(condition)}")
     titles = ET.fromstring(answer.body).iterfind("{*}entry/{*}title")
     assert [title.text for title in titles] == shown
+
+
+def test_the_next_page_of_a_list_has_the_same_filter(served: Served) -> None:
+    for name in ("a1", "b1", "a2", "b2", "a3"):
+        assert send(served, "PUT", f"/{name}", entry()).status == 201
+    condition = quote("startswith(path, 'a') eq true")
+    target: str | None = f"/$Resources/queues?$filter={condition}&$top=1"
+    shown = []
+    while target is not None:
+        page = ET.fromstring(send(served, "GET", target).body)
+        shown += [title.text for title in page.iterfind("{*}entry/{*}title")]
+        links = [link.attrib["href"] for link in page.iterfind("{*}link") if link.attrib["rel"] == "next"]
+        target = urlsplit(links[0])._replace(scheme="", netloc="").geturl() if links else None
+    assert shown == ["a1", "a2", "a3"]
+
+
+def test_rules_are_listed_without_a_filter(served: Served) -> None:
+    assert send(served, "PUT", "/t", entry(b"TopicDescription")).status == 201
+    assert send(served, "PUT", "/t/subscriptions/s", entry(b"SubscriptionDescription")).status == 201
+    answer = send(served, "GET", "/t/subscriptions/s/rules?$filter=messageCount%20gt%201")
+    assert (answer.status, "$filter" in answer.detail) == (400, True)
 
 
 @pytest.mark.parametrize(

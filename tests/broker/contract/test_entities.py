@@ -84,6 +84,25 @@ async def test_nothing_is_sent_to_a_deleted_queue(bus: Bus) -> None:
     assert caught.value.inner_exception.status_code == 404
 
 
+async def test_deleting_a_queue_leaves_those_alone_whose_names_begin_with_its_own(bus: Bus) -> None:
+    await bus.namespace.create(QueueDescription("shop"))
+    await bus.namespace.create(QueueDescription("shop/eu"))
+    place = QueuePlace(bus, "shop/eu")
+    await place.connect()
+    await bus.namespace.delete("shop")
+    await place.put("one")
+    assert texts(await place.receive()) == ["one"]
+
+
+async def test_a_receiver_of_a_subscription_learns_that_its_topic_was_deleted(bus: Bus) -> None:
+    place = await SubscriptionPlace.open(bus)
+    waiting = asyncio.create_task(place.receiver.receive_messages(max_wait_time=900))
+    await bus.namespace.delete(place.topic)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(MessagingEntityNotFoundError):
+            await waiting
+
+
 async def test_a_queue_made_again_is_empty(bus: Bus) -> None:
     place = await QueuePlace.open(bus)
     await place.put("old")
