@@ -160,6 +160,8 @@ class Forwarder:
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again, token)
 
     def _try_again(self, token: bytes) -> None:
+        if self.queue.is_closed:
+            return
         if self.queue.holds(token):
             self.queue.release(token, _ignore)
         if self in self.queue.receivers:

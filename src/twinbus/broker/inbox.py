@@ -124,13 +124,14 @@ class Inbox(ABC):
         self._held: set[int] = set()
         self._unseen: dict[str, Remembered] = {}
         self._loop = asyncio.get_running_loop()
-        self._closed = False
+        #: Whether it was deleted, or the namespace stops.
+        self.is_closed = False
 
     # ---- arriving ----
 
     def check(self, arrivals: Sequence[Arrival]) -> None:
         """Raise `BrokerError` if the queue cannot take these messages."""
-        if self._closed:
+        if self.is_closed:
             raise not_found(self.path)
         size = 0
         for arrival in arrivals:

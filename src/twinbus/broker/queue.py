@@ -342,7 +342,7 @@ class Queue(Inbox):
         return lock.locked_until
 
     def _set_timer(self, at: int | None) -> None:
-        if at is None or self._closed or (self._timer is not None and self._timer_at <= at):
+        if at is None or self.is_closed or (self._timer is not None and self._timer_at <= at):
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -442,7 +442,7 @@ class Queue(Inbox):
 
     def close(self) -> None:
         """The queue is deleted or the namespace stops: no more timers or deliveries."""
-        self._closed = True
+        self.is_closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

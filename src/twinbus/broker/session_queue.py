@@ -200,7 +200,7 @@ class SessionQueue(Queue):
         if entry.window is not None:
             entry.window.give_back(sequence)
             self._wake_session(entry)
-        elif entry.receiver is None and not self._closed:
+        elif entry.receiver is None and not self.is_closed:
             self._available[entry.id] = None
             self._grant_waiting()
 
@@ -329,7 +329,7 @@ class SessionQueue(Queue):
 
     def _offer_session(self, session: Session) -> None:
         """Put a free session up for the next receiver, if it has anything to receive."""
-        if session.receiver is not None or self._closed:
+        if session.receiver is not None or self.is_closed:
             return
         if self._has_active(session):
             self._available[session.id] = None

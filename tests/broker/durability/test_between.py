@@ -161,6 +161,20 @@ async def test_a_forwarder_waits_for_a_message_with_the_same_id_that_is_refused_
     forwarder.stop()
 
 
+async def test_a_forwarder_that_wants_to_try_again_finds_that_its_namespace_has_ended(tmp_path: Path) -> None:
+    async with Namespace("contoso", data=tmp_path) as namespace:
+        source = await made(namespace, "in")
+        short = arrival("short")
+        short.ttl = 60_000
+        source.take([short], ignore)
+        await until(lambda: source.counters.active == 1)
+        forwarder = Forwarder(source, "out", namespace.entities.resolve, lambda: source)
+        lock = source.lock(source.peek(0, 1)[0], forwarder, source.env.now_ms())
+    source.env.now_ms = lambda: FAR
+    forwarder._try_again(lock.token)
+    assert source.holds(lock.token)
+
+
 # ---- numbers ----
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -18,14 +18,28 @@ from twinbus.amqp import sections
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.frames import TYPE_AMQP, TYPE_SASL
 from twinbus.amqp.performatives import described
-from twinbus.amqp.types import Long, Symbol, Timestamp, UInt
+from twinbus.amqp.types import Decimal128, Long, Symbol, Timestamp, UInt, ULong
 from twinbus.broker import Namespace, QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.broker.message import BATCH_FORMAT
+from twinbus.broker.rules.descriptions import FilterKind, RuleDescription, Sql
 from twinbus.broker.security import ROOT_POLICY, sign
 
 QUEUE, SESSIONS, TOPIC, SUBSCRIPTION = "orders", "baskets", "events", "events/Subscriptions/audit"
-RECEIVABLE = (QUEUE, SUBSCRIPTION, f"{QUEUE}/$DeadLetterQueue")
+FORWARDING = "inbound"
+SENDABLE = (QUEUE, TOPIC, SESSIONS, FORWARDING)
+RECEIVABLE = (QUEUE, SUBSCRIPTION, f"{QUEUE}/$DeadLetterQueue", f"{TOPIC}/Subscriptions/filtered")
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
+RULES = tuple(
+    RuleDescription(f"rule-{number}", Sql(wanted), FilterKind.SQL, None if action is None else Sql(action))
+    for number, (wanted, action) in enumerate(
+        (
+            ("color = 'red' AND number < 5 OR at > 7", "SET seen = color + 'x'; REMOVE yes"),
+            ("number * 2 - 1 > price", "SET sys.SessionId = color; SET number = number + big"),
+            ("color LIKE 'r%' OR EXISTS(sys.PartitionKey)", "SET sys.Label = at; REMOVE sys.SessionId"),
+            ("sys.TimeToLive < 100 OR NOT yes", None),
+        )
+    )
+)
 WINDOW = 0x7FFFFFFF
 FIRST_IDS = range(1, 6)  # of the deliveries that a receiver settles
 
@@ -55,8 +69,14 @@ async def create_entities(namespace: Namespace) -> None:
     """What the scenes talk about."""
     await namespace.create(QueueDescription(QUEUE, max_delivery_count=3))
     await namespace.create(QueueDescription(SESSIONS, requires_session=True))
-    await namespace.create(TopicDescription(TOPIC))
+    await namespace.create(TopicDescription(TOPIC, requires_duplicate_detection=True))
     await namespace.create_subscription(SubscriptionDescription(TOPIC, "audit"))
+    # What is sent to the topic meets these, whatever has become of it.
+    subscription = SubscriptionDescription(TOPIC, "filtered", rules=RULES)
+    await namespace.create_subscription(subscription)
+    await namespace.create_subscription(replace(subscription, name="in-sessions", requires_session=True))
+    await namespace.create_subscription(replace(subscription, name="back", forward_to=QUEUE))
+    await namespace.create(QueueDescription(FORWARDING, forward_to=TOPIC))
 
 
 def greeting(namespace: Namespace) -> list[Step]:
@@ -82,7 +102,14 @@ def message(random: Random, session: str | None = None, due: int | None = None) 
         out += sections.map_section(sections.MESSAGE_ANNOTATIONS, annotations)
     fields = [encode(f"m{random.randrange(1000)}"), *[null] * 9, encode(session) if session else null]
     out += sections.list_section(sections.PROPERTIES, fields)
-    values = {"color": random.choice(("red", "blue")), "number": random.randrange(9), "yes": True}
+    values: dict[str, Any] = {
+        "color": random.choice(("red", "blue")),
+        "number": random.randrange(9),
+        "yes": True,
+        "big": ULong(random.randrange(1 << 64)),
+        "at": Timestamp(random.randrange(-(1 << 63), 1 << 63)),
+        "price": Decimal128(random.randbytes(16)),
+    }
     entries = [sections.entry(key, value) for key, value in values.items()]
     out += sections.map_section(sections.APPLICATION_PROPERTIES, entries)
     return out + b"\x00\x53\x75" + encode(random.randbytes(random.choice((0, 10, 300))))
@@ -141,7 +168,7 @@ class Scenes:
     # ---- scenes ----
 
     def _send(self) -> Iterator[Step]:
-        handle, attach = self._sender(self._random.choice((QUEUE, TOPIC, SESSIONS)))
+        handle, attach = self._sender(self._random.choice(SENDABLE))
         yield attach
         session = self._random.choice((None, "a"))
         for _ in range(self._random.randint(1, 5)):
@@ -202,7 +229,7 @@ class Scenes:
         coordinator = amqp.Coordinator(Symbol("amqp:local-transactions"))
         controller, attach = self._attach(amqp.ROLE_SENDER, amqp.Source("fuzz"), coordinator, (0, 0))
         yield attach
-        sender, attach = self._sender(QUEUE)
+        sender, attach = self._sender(self._random.choice((QUEUE, TOPIC)))
         yield attach
         yield self._transfer(controller, _value(described(amqp.Declare())))
 
