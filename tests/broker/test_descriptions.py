@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -129,6 +130,45 @@ def test_a_subscription_s_name_is_one_short_segment(name: str) -> None:
 )
 def test_a_property_out_of_bounds_is_refused_by_name(field: str, value: Any) -> None:
     assert refused(replace(QueueDescription("q"), **{field: value})).field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "may_be"),
+    [
+        ("path", 3, "text"),
+        ("lock_duration", "PT30S", "ticks, 10,000,000 to the second"),
+        ("lock_duration", timedelta(seconds=30), "ticks, 10,000,000 to the second"),
+        ("default_message_time_to_live", 60.0 * TICKS_PER_SECOND, "ticks, 10,000,000 to the second"),
+        ("auto_delete_on_idle", None, "ticks, 10,000,000 to the second"),
+        ("max_delivery_count", "10", "a whole number"),
+        ("max_delivery_count", True, "a whole number"),
+        ("max_size_in_megabytes", 1024.0, "a whole number"),
+        ("requires_session", "no", "True or False"),
+        ("enable_express", 0, "True or False"),
+        ("status", None, "text"),
+        ("forward_to", 3, "text or None"),
+        ("user_metadata", b"x", "text or None"),
+        ("max_message_size_in_kilobytes", "1024", "a whole number or None"),
+        ("authorization_rules", [RULE], "a tuple of AuthorizationRule"),
+        ("authorization_rules", (RULE.to_json(),), "a tuple of AuthorizationRule"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_what_it_may_be(field: str, value: Any, may_be: str) -> None:
+    error = refused(replace(QueueDescription("q"), **{field: value}))
+    assert (error.field, error.message) == (field, f"must be {may_be}, not {type(value).__name__}")
+
+
+@pytest.mark.parametrize(
+    ("description", "field"),
+    [
+        (TopicDescription("t", enable_partitioning="yes"), "enable_partitioning"),  # type: ignore[arg-type]
+        (SubscriptionDescription("t", 3), "name"),  # type: ignore[arg-type]
+        (SubscriptionDescription("t", "s", rules=("priority > 5",)), "rules"),  # type: ignore[arg-type]
+        (QueueDescription("q", authorization_rules=(replace(RULE, rights=frozenset({"Send"})),)), "rights"),  # type: ignore[arg-type]
+    ],
+)
+def test_every_kind_of_description_is_held_to_its_types(description: AnyDescription, field: str) -> None:
+    assert refused(description).field == field
 
 
 def test_a_lock_over_five_minutes_is_refused_in_the_service_s_words() -> None:

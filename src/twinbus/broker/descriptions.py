@@ -14,11 +14,12 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from twinbus.broker import bounds
 from twinbus.broker.bounds import SUBSCRIPTIONS_SEGMENT, EntityStatus, InvalidDescription, Tier
-from twinbus.broker.durations import MAX_TICKS, TICKS_PER_MINUTE
+from twinbus.broker.durations import MAX_TICKS, TICKS_PER_MINUTE, TICKS_PER_SECOND
 from twinbus.broker.rules.descriptions import MAX_RULES, RuleDescription
 from twinbus.broker.security import MAX_KEY_LENGTH, MAX_POLICY_NAME_LENGTH, Right
 
 __all__ = [
+    "DURATIONS",
     "AnyDescription",
     "AuthorizationRule",
     "Counts",
@@ -34,6 +35,15 @@ __all__ = [
 ]
 
 MAX_AUTHORIZATION_RULES = 12
+#: The properties that are durations.
+DURATIONS = frozenset(
+    {
+        "lock_duration",
+        "default_message_time_to_live",
+        "duplicate_detection_history_time_window",
+        "auto_delete_on_idle",
+    }
+)
 
 
 class Counts(NamedTuple):
@@ -50,7 +60,7 @@ class Counts(NamedTuple):
         return sum(self)
 
 
-# The JSON types of a field, by its annotation. True and false are numbers in Python, but not here.
+# The JSON types of a field, by its annotation.
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "bool": (bool,),
@@ -61,6 +71,18 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "frozenset[Right]": (list,),
     "tuple[AuthorizationRule, ...]": (list,),
     "tuple[RuleDescription, ...]": (list,),
+}
+# How a refusal says what a field may be.
+_MAY_BE = {
+    "int": "a whole number",
+    "bool": "True or False",
+    "str": "text",
+    "int | None": "a whole number or None",
+    "str | None": "text or None",
+    "float | None": "a number or None",
+    "frozenset[Right]": "a frozenset of Right",
+    "tuple[AuthorizationRule, ...]": "a tuple of AuthorizationRule",
+    "tuple[RuleDescription, ...]": "a tuple of RuleDescription",
 }
 
 
@@ -85,8 +107,7 @@ class _AsJson:
         for name, value in values.items():
             if name not in types:
                 raise InvalidDescription(name, f"is not a property of a {cls.__name__}")
-            allowed = _JSON_TYPES[types[name]]
-            if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            if not _is_one_of(value, _JSON_TYPES[types[name]]):
                 raise InvalidDescription(name, f"must be of type {types[name]}, not {type(value).__name__}")
         try:
             return cls(**{name: _from_json(name, value) for name, value in values.items()})
@@ -109,7 +130,8 @@ class AuthorizationRule(_AsJson):
     modified_at: float | None = None
 
     def validate(self) -> None:
-        """Raises InvalidDescription if a field is out of its bounds."""
+        """Raises InvalidDescription if a field has the wrong type or is out of its bounds."""
+        _check_types(self)
         bounds.check_text("key_name", self.key_name, 1, MAX_POLICY_NAME_LENGTH)
         bounds.check_text("primary_key", self.primary_key, 1, MAX_KEY_LENGTH)
         bounds.check_text("secondary_key", self.secondary_key, 0, MAX_KEY_LENGTH)
@@ -154,7 +176,8 @@ class QueueDescription(_AsJson):
     )
 
     def validate(self, tier: Tier = Tier.STANDARD) -> None:
-        """Raises InvalidDescription if a property is out of the bounds of the tier."""
+        """Raises InvalidDescription if a property has the wrong type or is out of the bounds of the tier."""
+        _check_types(self)
         bounds.check_path("path", self.path)
         _check_stored(self, tier)
         _check_received(self)
@@ -193,7 +216,8 @@ class TopicDescription(_AsJson):
     )
 
     def validate(self, tier: Tier = Tier.STANDARD) -> None:
-        """Raises InvalidDescription if a property is out of the bounds of the tier."""
+        """Raises InvalidDescription if a property has the wrong type or is out of the bounds of the tier."""
+        _check_types(self)
         bounds.check_path("path", self.path)
         _check_stored(self, tier)
         _check_any(self)
@@ -230,7 +254,8 @@ class SubscriptionDescription(_AsJson):
         return f"{self.topic}/{SUBSCRIPTIONS_SEGMENT}/{self.name}"
 
     def validate(self, tier: Tier = Tier.STANDARD) -> None:
-        """Raises InvalidDescription if a property is out of its bounds, which are the same in every tier."""
+        """Raises InvalidDescription if a property has the wrong type or is out of its bounds, alike in every tier."""
+        _check_types(self)
         bounds.check_path("topic", self.topic)
         bounds.check_subscription_name("name", self.name)
         _check_received(self)
@@ -244,6 +269,12 @@ class SubscriptionDescription(_AsJson):
 
 
 AnyDescription = QueueDescription | TopicDescription | SubscriptionDescription
+# What is in a field that holds several, by its annotation.
+_PARTS: dict[str, type] = {
+    "frozenset[Right]": Right,
+    "tuple[AuthorizationRule, ...]": AuthorizationRule,
+    "tuple[RuleDescription, ...]": RuleDescription,
+}
 _Stored = TypeVar("_Stored", bound=QueueDescription | TopicDescription)
 
 
@@ -280,6 +311,27 @@ def _with_times(rule: AuthorizationRule, known: AuthorizationRule | None, now: f
         return replace(rule, created_at=now, modified_at=now)
     unchanged = replace(rule, created_at=known.created_at, modified_at=known.modified_at)
     return unchanged if unchanged == known else replace(unchanged, modified_at=now)
+
+
+def _check_types(description: AnyDescription | AuthorizationRule) -> None:
+    for name, kind in _types(description).items():
+        value = getattr(description, name)
+        if not _fits(value, kind):
+            may_be = f"ticks, {TICKS_PER_SECOND:,} to the second" if name in DURATIONS else _MAY_BE[kind]
+            raise InvalidDescription(name, f"must be {may_be}, not {type(value).__name__}")
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a value is what the annotation of its field says."""
+    if kind.startswith(("tuple", "frozenset")):
+        whole = tuple if kind.startswith("tuple") else frozenset
+        return isinstance(value, whole) and all(isinstance(one, _PARTS[kind]) for one in value)
+    return _is_one_of(value, _JSON_TYPES[kind])
+
+
+def _is_one_of(value: Any, types: tuple[type, ...]) -> bool:
+    # True and false are numbers in Python, but not here.
+    return isinstance(value, types) and (not isinstance(value, bool) or bool in types)
 
 
 def _check_stored(description: QueueDescription | TopicDescription, tier: Tier) -> None:

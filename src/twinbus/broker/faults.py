@@ -103,8 +103,45 @@ MAX_DELAY = 3600.0
 MAX_SECONDS = 86_400.0
 
 
+_NUMBER = (int, float)
+_TYPES: dict[str, Any] = {
+    "entity": str,
+    "count": int,
+    "seconds": _NUMBER,
+    "probability": _NUMBER,
+    "seed": int,
+    "delay": _NUMBER,
+    "condition": str,
+    "description": str,
+    "then_reset": bool,
+    "after_answer": bool,
+}
+_OPTIONAL = frozenset({"entity", "count", "seconds", "condition", "description"})
+# How a refusal says what a field may be.
+_MUST_BE = {
+    "entity": "the path of an entity, or left out for the whole namespace",
+    "count": "1 or more, a whole number",
+    "seconds": f"above 0 and at most {MAX_SECONDS:g}, a number",
+    "probability": "above 0 and at most 1, a number",
+    "seed": "a whole number",
+    "delay": f"a number of seconds from 0 to {MAX_DELAY:g}",
+    "condition": "text",
+    "description": "text",
+    "then_reset": "True or False",
+    "after_answer": "True or False",
+}
+
+
 class FaultError(ValueError):
     """A fault that cannot be: the message names the field and what it may be."""
+
+
+def _operations(given: Any) -> frozenset[Operation]:
+    """The operations that were given, or named. Raises `FaultError`."""
+    try:
+        return frozenset(map(Operation, [given] if isinstance(given, str) else given))
+    except (ValueError, TypeError):
+        raise FaultError(f"on must be some of {', '.join(Operation)}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +152,10 @@ class Fault:
     the operations it strikes. Left empty they are those that suit its kind, and the fault also hits what is
     already there: connections are cut or frozen, links detached. `count`, `seconds` and `probability` bound it
     (with a count or a probability it strikes operations to come, one by one); without any of them it lasts
-    until it is removed.
+    until it is removed. `kind` and `on` may be given by name, `on` as any iterable.
 
     Raises:
-        FaultError: a field is out of its bounds; the message names it.
+        FaultError: a field has the wrong type or is out of its bounds; the message names it.
     """
 
     kind: Kind
@@ -138,21 +175,37 @@ class Fault:
     after_answer: bool = False
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "kind", Kind(self.kind))
+        except ValueError:
+            raise FaultError(f"kind must be one of {', '.join(Kind)}") from None
+        object.__setattr__(self, "on", _operations(self.on))
+        self._check_types()
         if self.entity is not None and not self.entity.strip("/"):
-            raise FaultError("entity must be the path of an entity, or left out for the whole namespace")
+            raise FaultError(f"entity must be {_MUST_BE['entity']}")
         if self.count is not None and self.count < 1:
-            raise FaultError("count must be 1 or more")
+            raise FaultError(f"count must be {_MUST_BE['count']}")
         if self.seconds is not None and not 0 < self.seconds <= MAX_SECONDS:
-            raise FaultError(f"seconds must be above 0 and at most {MAX_SECONDS:g}")
+            raise FaultError(f"seconds must be {_MUST_BE['seconds']}")
         if not 0 < self.probability <= 1:
-            raise FaultError("probability must be above 0 and at most 1")
+            raise FaultError(f"probability must be {_MUST_BE['probability']}")
         if self.kind is Kind.SLOW and not 0 < self.delay <= MAX_DELAY:
             raise FaultError(f"delay must be above 0 and at most {MAX_DELAY:g} seconds for a slow fault")
+        if not 0 <= self.delay <= MAX_DELAY:
+            raise FaultError(f"delay must be {_MUST_BE['delay']}")
         if self.then_reset and self.kind is not Kind.DROP_ACK:
             raise FaultError("then_reset is for drop_ack only")
         if self.after_answer and (self.kind is not Kind.RESET or not self.on or self.on - _ANSWERED):
             raise FaultError("after_answer is for a reset on send, settle or management")
         self._check_operations()
+
+    def _check_types(self) -> None:
+        for name, kinds in _TYPES.items():
+            value = getattr(self, name)
+            left_out = value is None and name in _OPTIONAL
+            # True and false are numbers in Python, but not here.
+            if not left_out and (not isinstance(value, kinds) or isinstance(value, bool) != (kinds is bool)):
+                raise FaultError(f"{name} must be {_MUST_BE[name]}, not {type(value).__name__}")
 
     def _check_operations(self) -> None:
         allowed = CAN_STRIKE[self.kind] if self.entity is None else CAN_STRIKE[self.kind] - _CONNECT
@@ -217,43 +270,15 @@ class Fault:
         names = [one.name for one in fields(cls)]
         if unknown := sorted(set(values) - set(names)):
             raise FaultError(f"{unknown[0]} is not a field of a fault: {', '.join(names)}")
-        for name, kinds in _JSON_TYPES.items():
-            value = values.get(name)
-            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) != (kinds is bool)):
-                raise FaultError(f"{name} has the wrong type")
         # A field that is null is a field left out.
         known = {name: value for name, value in values.items() if value is not None}
-        try:
-            known["kind"] = Kind(known.get("kind", ""))
-        except ValueError:
-            raise FaultError(f"kind must be one of {', '.join(Kind)}") from None
-        operations = known.get("on", [])
-        try:
-            known["on"] = frozenset(
-                Operation(one) for one in ([operations] if isinstance(operations, str) else operations)
-            )
-        except (ValueError, TypeError):
-            raise FaultError(f"on must be a list of {', '.join(Operation)}") from None
+        known.setdefault("kind", "")
         return cls(**known)
 
     def to_json(self) -> dict[str, Any]:
         """The same in plain JSON types, with the operations that it strikes."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {**values, "kind": self.kind.value, "on": sorted(self.strikes)}
-
-
-_JSON_TYPES: dict[str, Any] = {
-    "entity": str,
-    "count": int,
-    "seconds": (int, float),
-    "probability": (int, float),
-    "seed": int,
-    "delay": (int, float),
-    "condition": str,
-    "description": str,
-    "then_reset": bool,
-    "after_answer": bool,
-}
 
 
 @dataclass(slots=True, eq=False)

@@ -72,6 +72,44 @@ def test_a_fault_is_a_json_object(text: Any) -> None:
         Fault.from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"kind": "nonsense"}, "kind must be one of refuse, reset, blackhole, slow, "),
+        ({"kind": None}, "kind must be one of "),
+        ({"on": ["lunch"]}, "on must be some of connect, token, attach, send, "),
+        ({"on": 3}, "on must be some of "),
+        ({"on": None}, "on must be some of "),
+        ({"entity": 3}, "entity must be the path of an entity, "),
+        ({"count": "1"}, "count must be 1 or more, a whole number, not str"),
+        ({"count": 1.0}, "count must be 1 or more, a whole number, not float"),
+        ({"count": True}, "count must be 1 or more, a whole number, not bool"),
+        ({"count": 0}, "count must be 1 or more"),
+        ({"seconds": "x"}, "seconds must be above 0 and at most 86400, a number, not str"),
+        ({"seconds": -1}, "seconds must be above 0 and at most 86400"),
+        ({"probability": 2}, "probability must be above 0 and at most 1"),
+        ({"probability": None}, "probability must be above 0 and at most 1, a number, not NoneType"),
+        ({"seed": "x"}, "seed must be a whole number, not str"),
+        ({"delay": -1}, "delay must be a number of seconds from 0 to 3600"),
+        ({"kind": Kind.SLOW, "delay": -1}, "delay must be above 0 and at most 3600"),
+        ({"kind": Kind.SLOW, "delay": "1"}, "delay must be a number of seconds from 0 to 3600, not str"),
+        ({"condition": 5}, "condition must be text, not int"),
+        ({"then_reset": "no"}, "then_reset must be True or False, not str"),
+    ],
+)
+def test_a_fault_of_python_is_held_to_the_same_types_and_bounds(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(FaultError, match=rf"^{says}"):
+        Fault(**{"kind": Kind.REJECT, **fields})
+
+
+@pytest.mark.parametrize("on", [["send", "attach"], (SEND, Operation.ATTACH), {"send", Operation.ATTACH}])
+def test_kind_and_operations_may_be_given_by_name(on: Any) -> None:
+    fault = Fault("throttle", on=on)  # type: ignore[arg-type]
+    assert fault == Fault(Kind.THROTTLE, on=frozenset({SEND, Operation.ATTACH}))
+    assert fault.kind is Kind.THROTTLE
+    assert Fault(Kind.THROTTLE, on="send").on == {SEND}  # type: ignore[arg-type]
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
