@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import time
+import warnings
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.aio.management import ServiceBusAdministrationClient as AsyncAdministrationClient
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus import PairedServiceBusClient, Route, SendAvailabilityOptions
 from twinbus.broker import Fault, Kind
-from twinbus.testing import TwinNamespaces, twin_namespaces
+from twinbus.testing import EmbeddedNamespace, TwinNamespaces, twin_namespaces
 
 pytest_plugins = ["pytester"]
 
@@ -91,10 +98,119 @@ def test_faults_say_how_often_they_fired() -> None:
         primary.clear_faults()
 
 
+def test_the_administration_client_is_ready_made(twinbus_namespaces: TwinNamespaces) -> None:
+    for namespace in twinbus_namespaces:
+        namespace.create_queue("q", lock_duration=timedelta(seconds=30))
+        with namespace.administration_client() as admin:
+            assert admin.get_queue("q").lock_duration == timedelta(seconds=30)
+            assert admin.get_namespace_properties().name == namespace.name
+
+
+async def test_an_administration_client_of_ones_own_trusts_the_file(twinbus_namespaces: TwinNamespaces) -> None:
+    primary, _ = twinbus_namespaces
+    async with AsyncAdministrationClient.from_connection_string(
+        primary.connection_string, connection_verify=primary.ca_file
+    ) as admin:
+        await admin.create_queue("q")
+    assert primary.message_count("q") == 0
+
+
+def test_a_certificate_is_made_once_for_all_namespaces_of_a_run() -> None:
+    with twin_namespaces() as before, twin_namespaces("other", "names") as meanwhile:
+        pass
+    with twin_namespaces() as after:
+        assert len({one.ca_file for twins in (before, meanwhile, after) for one in twins}) == 1
+
+
+def test_the_certificate_is_gone_with_the_process() -> None:
+    code = "from twinbus.testing import twin_namespaces\nwith twin_namespaces() as twins: print(twins.primary.ca_file)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    ca_file = Path(found.stdout.strip())
+    assert ca_file.name == "ca.pem"
+    assert not ca_file.parent.exists()
+
+
+def test_a_subscription_is_made_with_rules_and_properties(twinbus_namespaces: TwinNamespaces) -> None:
+    primary, _ = twinbus_namespaces
+    primary.create_topic("events", "all")
+    primary.create_subscription(
+        "events",
+        "some",
+        rules={
+            "high": "priority > 5",
+            "red": {"sql": "color = 'red'", "action": "SET seen = TRUE"},
+            "mine": {"correlation": {"label": "order", "properties": {"region": 7}}},
+        },
+        requires_session=True,
+        lock_duration="PT30S",
+    )
+    primary.create_subscription("events", "none", rules={})
+    with (
+        ServiceBusClient.from_connection_string(primary.connection_string) as client,
+        client.get_topic_sender("events") as sender,
+    ):
+        for properties, subject in (({"priority": 9}, None), ({"priority": 1}, None), ({"region": 7}, "order")):
+            message = ServiceBusMessage("x", session_id="s", subject=subject, application_properties=properties)
+            sender.send_messages(message)
+    counts = [primary.message_count(f"events/subscriptions/{name}") for name in ("all", "some", "none")]
+    assert counts == [3, 2, 0]
+    with primary.administration_client() as admin:
+        made = admin.get_subscription("events", "some")
+        assert (made.requires_session, made.lock_duration) == (True, timedelta(seconds=30))
+        rules = {rule.name: rule for rule in admin.list_rules("events", "some")}
+        assert sorted(rules) == ["high", "mine", "red"]
+        assert rules["red"].action.sql_expression == "SET seen = TRUE"
+        (default,) = admin.list_rules("events", "all")
+        assert abs(default.created_at_utc.timestamp() - time.time()) < 60
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        (["priority > 5"], "rules: must be a mapping of names to rules, not list"),
+        ({1: "priority > 5"}, "rules: the name of a rule must be text, not int"),
+        ({"high": 5}, "rules: 'high' must be SQL, or a mapping with some of sql, correlation, action"),
+        ({"high": {"filter": "1=1"}}, "rules: 'high' must be SQL, or a mapping with some of sql, correlation, action"),
+        ({"high": {"action": "SET a = 1"}}, "rules: 'high' must have either sql or correlation"),
+        ({"high": {"sql": "1=1", "correlation": {}}}, "rules: 'high' must have either sql or correlation"),
+        ({"high": {"sql": 5}}, "rules: sql of 'high' must be text, not int"),
+        ({"high": {"sql": "1=1", "action": None}}, "rules: action of 'high' must be text, not NoneType"),
+        ({"mine": {"correlation": {"colour": "red"}}}, "rules: 'mine': 'colour' is not a property"),
+        ({"mine": {"correlation": "label"}}, "rules: 'mine': 'correlation' must be a map"),
+        ({"high": "priority >"}, "The rule 'high' is not valid"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(twinbus_namespaces: TwinNamespaces, rules: Any, says: str) -> None:
+    twinbus_namespaces.primary.create_topic("t")
+    with pytest.raises(ValueError, match=says):
+        twinbus_namespaces.primary.create_subscription("t", "s", rules=rules)
+
+
+@pytest.mark.parametrize("duration", [timedelta(seconds=90), "PT90S", "PT1M30S"])
+def test_durations_are_a_timedelta_or_text_as_for_the_sdk(twinbus_namespaces: TwinNamespaces, duration: Any) -> None:
+    primary, _ = twinbus_namespaces
+    primary.create_queue("q", lock_duration=duration, default_message_time_to_live=duration)
+    primary.create_topic("t", duplicate_detection_history_time_window=duration)
+    with primary.administration_client() as admin:
+        queue, topic = admin.get_queue("q"), admin.get_topic("t")
+    assert queue.lock_duration == queue.default_message_time_to_live == timedelta(seconds=90)
+    assert topic.duplicate_detection_history_time_window == timedelta(seconds=90)
+
+
 @pytest.mark.parametrize(
     ("properties", "error", "says"),
     [
         ({"lock_duration": timedelta(hours=1)}, ValueError, "lock_duration"),
+        ({"lock_duration": "PT1H"}, ValueError, "lock_duration"),
+        ({"lock_duration": "30s"}, ValueError, "lock_duration: '30s' is not an ISO 8601 duration"),
+        (
+            {"lock_duration": 3},
+            ValueError,
+            "lock_duration: must be a timedelta or ISO 8601 text such as PT30S, not int",
+        ),
+        ({"auto_delete_on_idle": None}, ValueError, "auto_delete_on_idle: must be a timedelta or ISO 8601 text"),
+        ({"max_delivery_count": timedelta(seconds=1)}, ValueError, "max_delivery_count: must be a whole number"),
+        ({"requires_session": "no"}, ValueError, "requires_session: must be True or False, not str"),
         ({"locks": 1}, TypeError, "locks"),
     ],
 )
@@ -103,6 +219,29 @@ def test_a_queue_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=says):
         twinbus_namespaces.primary.create_queue("q", **properties)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda namespace: namespace.create_queue("q"),
+        lambda namespace: namespace.create_topic("t"),
+        lambda namespace: namespace.create_subscription("t", "s"),
+        lambda namespace: namespace.add_fault(Fault(Kind.THROTTLE)),
+        lambda namespace: namespace.clear_faults(),
+        lambda namespace: namespace.outage().__enter__(),
+        lambda namespace: namespace.message_count("q"),
+    ],
+)
+def test_a_namespace_that_has_ended_says_so(use: Callable[[EmbeddedNamespace], object]) -> None:
+    with twin_namespaces() as (primary, _):
+        pass
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match="has ended"):
+            use(primary)
+        gc.collect()  # what was not awaited is noticed when it goes
+    assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []
 
 
 def test_the_messages_of_nothing_cannot_be_counted(twinbus_namespaces: TwinNamespaces) -> None:

@@ -55,11 +55,19 @@ class NamespaceThread:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await `work` on the namespace's loop and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_TIMEOUT)
+        """Await `work` on the namespace's loop and return its result.
+
+        Raises `RuntimeError` if the context was left.
+        """
+        try:
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise RuntimeError("the namespace has ended, for its context was left") from None
+        return running.result(START_TIMEOUT)
 
     def call(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Call `function` on the namespace's loop and return its result."""
+        """Call `function` on the namespace's loop and return its result; raises as `run` does."""
 
         async def called() -> _T:
             return function(*args)

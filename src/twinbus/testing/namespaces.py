@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twinbus.broker import (
     DEFAULT,
@@ -18,7 +24,15 @@ from twinbus.broker import (
     TopicDescription,
 )
 from twinbus.broker.background import NamespaceThread
+from twinbus.broker.certificate import Certificate, ensure_certificate
+from twinbus.broker.descriptions import DURATIONS, InvalidDescription
+from twinbus.broker.durations import InvalidDuration, parse_duration
 from twinbus.broker.faults import ActiveFault
+
+from .rules import Rules, read_rules
+
+if TYPE_CHECKING:  # loaded by those who administer: most tests do not
+    from azure.servicebus.management import ServiceBusAdministrationClient
 
 TICKS_PER_MICROSECOND = 10
 
@@ -27,16 +41,27 @@ class EmbeddedNamespace:
     """A namespace that listens on a free port of this machine for as long as the test runs. Nothing of it is kept.
 
     Its methods may be called from any thread, and from async code: they return at once or within milliseconds.
+    After the end of the namespace they raise `RuntimeError`.
     """
 
-    def __init__(self, thread: NamespaceThread) -> None:
+    def __init__(self, thread: NamespaceThread, ca_file: Path) -> None:
         self._thread = thread
         self.name: str = thread.namespace.name
         #: For the SDK or for twinbus, with every right.
         self.connection_string: str = thread.connection_string
+        #: The authority to trust over TLS, for the SDK's `connection_verify`.
+        self.ca_file: str = str(ca_file)
+
+    def administration_client(self) -> ServiceBusAdministrationClient:
+        """The SDK's synchronous administration client for this namespace, to be closed by the caller."""
+        from azure.servicebus.management import ServiceBusAdministrationClient
+
+        return ServiceBusAdministrationClient.from_connection_string(
+            self.connection_string, connection_verify=self.ca_file
+        )
 
     def create_queue(self, path: str, **properties: Any) -> None:
-        """Make a queue; `properties` are those of `QueueDescription`, times as `timedelta`.
+        """Make a queue; `properties` are those of `QueueDescription`, durations as `timedelta` or ISO 8601 text.
 
         Raises `ValueError` for one that cannot be, `TypeError` for a property that does not exist.
         """
@@ -45,15 +70,23 @@ class EmbeddedNamespace:
         self._thread.run(self._thread.namespace.create(description))
 
     def create_topic(self, path: str, *subscriptions: str, **properties: Any) -> None:
-        """Make a topic with subscriptions; `properties` and errors as for a queue."""
-        namespace, run = self._thread.namespace, self._thread.run
+        """Make a topic with subscriptions that get every message; `properties` and errors as for a queue."""
         topic = TopicDescription(path, **_in_ticks(properties))
         topic.validate()
-        run(namespace.create(topic))
+        self._thread.run(self._thread.namespace.create(topic))
         for name in subscriptions:
-            subscription = SubscriptionDescription(path, name)
-            subscription.validate()
-            run(namespace.create_subscription(subscription))
+            self.create_subscription(path, name)
+
+    def create_subscription(self, topic: str, name: str, *, rules: Rules | None = None, **properties: Any) -> None:
+        """Make a subscription of a topic that is there; `properties` and errors as for a queue.
+
+        `rules` are named, and written as in the file of `twinbus serve`: SQL, or a mapping with `sql` or
+        `correlation`, and perhaps an `action`. If they are left out it gets every message.
+        """
+        made = read_rules(rules, time.time())
+        description = SubscriptionDescription(topic, name, rules=made, **_in_ticks(properties))
+        description.validate()
+        self._thread.run(self._thread.namespace.create_subscription(description))
 
     def add_fault(self, fault: Fault) -> ActiveFault:
         """Let something go wrong from now on; `fired` of the result says how often it has."""
@@ -71,7 +104,7 @@ class EmbeddedNamespace:
         everything and answers nothing.
         """
         # Refusing is about new connections; those that are there have to be cut as well.
-        kinds = (kind, Kind.RESET) if kind is Kind.REFUSE else (kind,)
+        kinds = (kind, Kind.RESET) if kind == Kind.REFUSE else (kind,)
         faults = [self.add_fault(Fault(one)) for one in kinds]
         try:
             yield
@@ -93,10 +126,27 @@ class EmbeddedNamespace:
 
 
 def _in_ticks(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value // timedelta(microseconds=1) * TICKS_PER_MICROSECOND if isinstance(value, timedelta) else value
-        for name, value in properties.items()
-    }
+    return {name: _ticks(name, value) if name in DURATIONS else value for name, value in properties.items()}
+
+
+def _ticks(name: str, value: Any) -> int:
+    if isinstance(value, timedelta):
+        return value // timedelta(microseconds=1) * TICKS_PER_MICROSECOND
+    if not isinstance(value, str):
+        message = f"must be a timedelta or ISO 8601 text such as PT30S, not {type(value).__name__}"
+        raise InvalidDescription(name, message)
+    try:
+        return parse_duration(value)
+    except InvalidDuration as error:
+        raise InvalidDescription(name, str(error)) from None
+
+
+@cache
+def _certificate() -> Certificate:
+    """What the namespaces of this process speak TLS with, made once and gone with the process."""
+    folder = tempfile.mkdtemp(prefix="twinbus-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return ensure_certificate(Path(folder))
 
 
 class TwinNamespaces(NamedTuple):
@@ -114,9 +164,11 @@ def twin_namespaces(
 
     `profile` is `twinbus.broker.AZURE` for one that demands of clients what the service demands.
     """
+    certificate = _certificate()
+    assert certificate.ca_file is not None  # it was made here
     with ExitStack() as stack:
-        threads = [
-            stack.enter_context(NamespaceThread(lambda name=name: Namespace(name, profile=profile)))  # type: ignore[misc]
-            for name in (primary, secondary)
-        ]
-        yield TwinNamespaces(*map(EmbeddedNamespace, threads))
+        made = []
+        for name in (primary, secondary):
+            thread = NamespaceThread(lambda name=name: Namespace(name, profile=profile, certificate=certificate))  # type: ignore[misc]
+            made.append(EmbeddedNamespace(stack.enter_context(thread), certificate.ca_file))
+        yield TwinNamespaces(*made)
