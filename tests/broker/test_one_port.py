@@ -7,12 +7,15 @@ import contextlib
 import os
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from azure.core.credentials import AccessToken
 from azure.servicebus import ServiceBusClient as SyncServiceBusClient
 from azure.servicebus import ServiceBusMessage, TransportType
 from azure.servicebus.aio import ServiceBusClient
@@ -24,17 +27,20 @@ from tests.broker.frame_peer import Peer
 from tests.broker.wire import async_administration
 
 from twinbus.amqp.frames import SASL_HEADER
-from twinbus.broker import Fault, Kind, Namespace, QueueDescription, websocket
+from twinbus.broker import Fault, Kind, Namespace, NamespaceConfig, QueueDescription, websocket
+from twinbus.broker.security import ALL_RIGHTS, BearerToken
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 QUEUE = "orders"
+BEARER = "for-tests-only"
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def namespace(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Namespace]:
-    async with Namespace("contoso", certificate_folder=tmp_path_factory.mktemp("tls")) as running:
+    config = NamespaceConfig("contoso", port=0, bearer_tokens=(BearerToken(BEARER, ALL_RIGHTS),))
+    async with Namespace(config, certificate_folder=tmp_path_factory.mktemp("tls")) as running:
         await running.create(QueueDescription(QUEUE))
         yield running
 
@@ -89,10 +95,10 @@ async def test_amqp_over_plain_websockets(namespace: Namespace) -> None:
     await exchange(ServiceBusClient.from_connection_string(namespace.connection_string, **options))
 
 
-def exchanged(text: str, options: dict[str, object]) -> int:
+def exchanged(client: SyncServiceBusClient) -> int:
     """The bytes of a message that went there and back with the synchronous client."""
     with (
-        SyncServiceBusClient.from_connection_string(text, **options) as client,
+        client,
         client.get_queue_sender(QUEUE) as sender,
         client.get_queue_receiver(QUEUE) as receiver,
     ):
@@ -104,12 +110,55 @@ def exchanged(text: str, options: dict[str, object]) -> int:
 
 @pytest.mark.parametrize("transport", TransportType)
 async def test_amqp_over_tls_with_the_synchronous_client(namespace: Namespace, transport: TransportType) -> None:
-    assert await asyncio.to_thread(exchanged, *over_tls(namespace, transport)) == 200_000
+    text, options = over_tls(namespace, transport)
+    client = SyncServiceBusClient.from_connection_string(text, **options)
+    assert await asyncio.to_thread(exchanged, client) == 200_000
 
 
 async def test_amqp_over_plain_websockets_with_the_synchronous_client(namespace: Namespace) -> None:
     options = in_plain_websockets(namespace)
-    assert await asyncio.to_thread(exchanged, namespace.connection_string, options) == 200_000
+    client = SyncServiceBusClient.from_connection_string(namespace.connection_string, **options)
+    assert await asyncio.to_thread(exchanged, client) == 200_000
+
+
+class Credential:
+    """A token credential of the synchronous client."""
+
+    def get_token(self, *scopes: str, **options: object) -> AccessToken:
+        return AccessToken(BEARER, int(time.time()) + 3600)
+
+
+class AsyncCredential:
+    async def get_token(self, *scopes: str, **options: object) -> AccessToken:
+        return AccessToken(BEARER, int(time.time()) + 3600)
+
+
+@pytest.mark.parametrize("transport", TransportType)
+async def test_a_token_credential_over_tls_and_over_websockets(namespace: Namespace, transport: TransportType) -> None:
+    _, options = over_tls(namespace, transport)
+    await exchange(ServiceBusClient("127.0.0.1", AsyncCredential(), **options))
+    assert await asyncio.to_thread(exchanged, SyncServiceBusClient("127.0.0.1", Credential(), **options)) == 200_000
+
+
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # what the SDK gives aiohttp
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_with_an_address_alone_the_sdk_takes_websockets_and_leaves_tls_to_the_connection_string(
+    namespace: Namespace, encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    async def noted(served: Namespace, request: web.BaseRequest) -> web.StreamResponse:
+        seen.append(request.secure)
+        return await serve(served, request)
+
+    serve = websocket.serve_websocket
+    monkeypatch.setattr(websocket, "serve_websocket", noted)
+    text, options = over_tls(namespace)
+    del options["transport_type"]
+    await exchange(
+        ServiceBusClient.from_connection_string(text if encrypted else namespace.connection_string, **options)
+    )
+    assert set(seen) == {encrypted}
 
 
 # ---- wrong WebSockets ----

@@ -24,6 +24,16 @@ from twinbus.ledger.writer import LedgerWriter
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+CONFIG = """
+[namespaces.contoso]
+port = 0
+queues = ["orders"]
+[[namespaces.contoso.bearer_tokens]]
+token = "for-tests-only"
+rights = ["Send", "Listen"]
+[namespaces.contoso-standby]
+port = 0
+"""
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -43,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dic
     """The folder that `twinbus serve` runs in, and what it says when it is ready."""
     folder = tmp_path_factory.mktemp("docs")
     config = folder / "bus.toml"
-    config.write_text('[namespaces.contoso]\nport = 0\nqueues = ["orders"]\n[namespaces.contoso-standby]\nport = 0\n')
+    config.write_text(CONFIG)
     command = [sys.executable, "-m", "twinbus", "serve", "--json", "--config", str(config), "--data", "bus"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
