@@ -101,7 +101,8 @@ class EmbeddedNamespace:
         """Break the whole namespace for as long as the context is entered.
 
         REFUSE: its connections are cut and new ones refused, as if the process was killed. BLACKHOLE: it takes
-        everything and answers nothing.
+        everything and answers nothing; the SDK's synchronous client, which connects without a deadline, would wait
+        for ever if it were not connected before.
         """
         # Refusing is about new connections; those that are there have to be cut as well.
         kinds = (kind, Kind.RESET) if kind == Kind.REFUSE else (kind,)
