@@ -235,6 +235,65 @@ def test_a_mistake_in_the_configuration_is_refused_with_its_place(tmp_path: Path
     assert len(finished.stderr.splitlines()) == 1
 
 
+def test_a_configuration_that_is_refused_changes_nothing(tmp_path: Path) -> None:
+    data, file = tmp_path / "data", tmp_path / "bus.toml"
+    arguments = ("--data", str(data), "--config", str(file))
+    # The first namespace is in order, and so is a part of the second.
+    good = "[namespaces.a]\nport = 0\nqueues = ['new']\n[namespaces.b]\nport = 0\npolicies.p = 'Send'\n"
+    wrong = {
+        "queues.x = {}\nqueues.y = { forward_to = 'z' }\nqueues.z = { forward_to = 'y' }": (
+            "queues.y.forward_to: 'y' cannot forward messages that would come back to it."
+        ),
+        "queues.x = { forward_to = 'nowhere' }": (
+            "queues.x.forward_to: The auto forwarding destination entity 'nowhere' does not exist."
+        ),
+        "queues.x = {}\ntopics.t.subscriptions.s = { forward_dead_lettered_messages_to = 'nowhere' }": (
+            "topics.t.subscriptions.s.forward_dead_lettered_messages_to: The auto forwarding destination"
+        ),
+        "queues.x = {}\nqueues.old = { requires_session = true }": "queues.old.requires_session: The value for",
+        "queues.x = {}\ntopics.old = {}": "topics.old: there is a Queue of that name already",
+        # It would close a loop with what is there.
+        "queues = [{ name = 'x' }, { name = 'new', forward_to = 'old' }]": (
+            "queues[1].forward_to: 'new' cannot forward messages that would come back to it."
+        ),
+    }
+    names = ("--namespace", "a=0", "--namespace", "b=0")
+    with ServeProcess(data, *names) as served, administration(served.connection_string("b")) as admin:
+        admin.create_queue("new")
+        admin.create_queue("old", forward_to="new")
+    for content, words in wrong.items():
+        file.write_text(good + content)
+        finished = run(*arguments)
+        assert finished.returncode == 2
+        (line,) = finished.stderr.splitlines()
+        assert f"{file}: namespaces.b.{words}" in line
+    with ServeProcess(data, *names) as served:
+        with administration(served.connection_string("a")) as admin:
+            assert list(admin.list_queues()) == []
+        with administration(served.connection_string("b")) as admin:
+            assert [queue.name for queue in admin.list_queues()] == ["new", "old"]
+            assert list(admin.list_topics()) == []
+
+
+def test_a_configuration_may_turn_forwarding_around(tmp_path: Path) -> None:
+    """Taken one by one, each of its changes would make a loop, or forward to nowhere."""
+    file = tmp_path / "bus.toml"
+    arguments = ("--config", str(file))
+    one_way = "a = { forward_to = 'b' }\nb = { forward_to = 'c' }\nc = {}\n"
+    file.write_text(f"[namespaces.contoso]\nport = 0\n[namespaces.contoso.queues]\n{one_way}")
+    with ServeProcess(tmp_path / "data", *arguments):
+        pass
+    other_way = "b = { forward_to = 'a' }\nc = { forward_to = 'b' }\na = {}\n"
+    file.write_text(f"[namespaces.contoso]\nport = 0\n[namespaces.contoso.queues]\n{other_way}")
+    with ServeProcess(tmp_path / "data", *arguments) as served:
+        text = served.connection_string("contoso")
+        with ServiceBusClient.from_connection_string(text, retry_total=0) as client:
+            with client.get_queue_sender("c") as sender:
+                sender.send_messages(ServiceBusMessage("x"))
+            with client.get_queue_receiver("a") as receiver:
+                assert [str(message) for message in receiver.receive_messages(1, max_wait_time=30)] == ["x"]
+
+
 def test_a_port_that_is_taken_is_one_line_and_exit_1(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -37,16 +37,14 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from twinbus.broker.certificate import subject_names
 from twinbus.broker.config_entities import PolicyConfig, QueueConfig, TopicConfig, read_policies, read_queue, read_topic
-from twinbus.broker.descriptions import (
-    Tier,
-)
+from twinbus.broker.descriptions import SubscriptionDescription, Tier
 from twinbus.broker.durations import TICKS_PER_SECOND
 from twinbus.broker.profile import UNCHANGED, ProfileChanges, ProfileName
 from twinbus.broker.security import (
@@ -101,7 +99,7 @@ class NamespaceConfig:
     """A namespace to serve. Port 0 picks a free one. `administration_port` is one more that leads to the same.
 
     `audience_hosts` are the only hosts the audience of a token may name, any if empty. `deliver_pings` shows
-    pings to receivers.
+    pings to receivers. `places` has the tables of a file that describe its entities, by their paths: for errors.
     """
 
     name: str
@@ -118,6 +116,7 @@ class NamespaceConfig:
     durability: Durability = Durability.FULL
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     deliver_pings: bool = False
+    places: Mapping[str, Table] = field(default_factory=dict, compare=False, repr=False)
 
     def access_policies(self, kept: Iterable[AccessPolicy] = ()) -> tuple[AccessPolicy, ...]:
         """The namespace's own policies with all keys, RootManageSharedAccessKey always among them.
@@ -261,8 +260,7 @@ def _seconds(value: Any) -> float:
 
 
 def _read_namespace(name: str, table: Table, defaults: NamespaceConfig) -> NamespaceConfig:
-    if not 1 <= len(name) <= 50 or not name[0].isalpha() or not _is_label(name):
-        raise table.error("", "must be named with 1 to 50 letters, digits and hyphens, a letter first")
+    check_name(name, table)
     config = _read_options(table, replace(defaults, name=name))
     config = replace(
         config,
@@ -273,13 +271,34 @@ def _read_namespace(name: str, table: Table, defaults: NamespaceConfig) -> Names
         bearer_tokens=tuple(_read_bearer_token(each) for each in table.items("bearer_tokens")),
         queues=tuple(read_queue(path, each, config.tier) for path, each in table.tables("queues")),
         topics=tuple(read_topic(path, each, config.tier) for path, each in table.tables("topics")),
+        places=_places(table),
     )
     table.finish()
+    check_paths(config, table)
+    return config
+
+
+def check_name(name: str, table: Table) -> None:
+    """Raises `ConfigError` for a name that no namespace can have."""
+    if not 1 <= len(name) <= 50 or not name[0].isalpha() or not _is_label(name):
+        raise table.error("", "must be named with 1 to 50 letters, digits and hyphens, a letter first")
+
+
+def check_paths(config: NamespaceConfig, table: Table) -> None:
+    """Raises `ConfigError` for a topic with the path of a queue."""
     queues = {queue.description.path.lower() for queue in config.queues}
     for topic in config.topics:
         if topic.description.path.lower() in queues:
             raise table.error("topics", f"has {topic.description.path!r}, which is a queue already")
-    return config
+
+
+def _places(table: Table) -> dict[str, Table]:
+    places = dict(table.tables("queues"))
+    for topic, each in table.tables("topics"):
+        places[topic] = each
+        for name, subscription in each.tables("subscriptions"):
+            places[SubscriptionDescription(topic, name).path] = subscription
+    return places
 
 
 def _read_bearer_token(table: Table) -> BearerToken:

@@ -8,7 +8,7 @@ in a range of its own; that queue is made when it is first needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -258,10 +258,9 @@ class Entities:
         siblings, name = self._place(description)
         if name in siblings:
             raise EntityExists(description.path)
-        if self._next_key > MAX_KEY:
-            raise StoreError(f"{MAX_KEY:,} entities were created in this data folder; a new one is needed for more")
+        key = self._new_key()
         check_forwarding(description, self.find)
-        key, self._next_key = self._next_key, self._next_key + 1
+        self._next_key = key + 1
         now = self._env.now_ms() / 1000
         parent = None
         if isinstance(description, SubscriptionDescription):
@@ -296,14 +295,49 @@ class Entities:
         except Exception:
             entity.description, entity.updated_at = before, before_at
             raise
-        entity.queue.limits = limits_of(description, self._max_message_bytes)
-        if isinstance(description, SubscriptionDescription):
-            entity.queue.rules = RuleSet(description.rules)
+        self._obey(entity)
+        return entity  # type: ignore[no-any-return]
+
+    async def put_all(self, descriptions: Sequence[AnyDescription]) -> None:
+        """Add or replace entities in one commit, topics before their subscriptions. They are checked together already.
+
+        Raises `StoreError`: then nothing is stored, and this object is of no more use.
+        """
+        changes: list[Change] = []
+        put: list[AnyEntity] = []
+        now = self._env.now_ms() / 1000
+        for description in descriptions:
+            siblings, name = self._place(description)
+            entity: Any = siblings.get(name)
+            if entity is None:
+                key = self._new_key()
+                self._next_key = key + 1
+                entity = self._add(key, description, now, now, {})
+            else:
+                entity.description, entity.updated_at = description, max(now, entity.updated_at + 0.001)
+            parent = self._topic(description.topic).key if isinstance(description, SubscriptionDescription) else None
+            changes.append(self._saved(entity, parent))
+            put.append(entity)
+        if changes:
+            await self._env.store.commit([*changes, (PUT_SETTING, ("next_key", str(self._next_key)))])
+        # Only now: on the way there could have been loops.
+        for entity in put:
+            self._obey(entity)
+
+    def _obey(self, entity: AnyEntity) -> None:
+        """Do what the entity's description says from now on."""
+        entity.queue.limits = limits_of(entity.description, self._max_message_bytes)
+        if isinstance(entity, SubscriptionEntity):
+            entity.queue.rules = RuleSet(entity.description.rules)
         if entity.queue.dead_letter is not None:
             entity.queue.dead_letter.limits = dead_letter_limits(entity.queue.limits)
         entity.queue.accessed_at = entity.updated_at
         self._forward(entity)
-        return entity  # type: ignore[no-any-return]
+
+    def _new_key(self) -> int:
+        if self._next_key > MAX_KEY:
+            raise StoreError(f"{MAX_KEY:,} entities were created in this data folder; a new one is needed for more")
+        return self._next_key
 
     async def delete(self, path: str) -> AnyEntity:
         """Remove a queue, topic or subscription with its messages; raises `EntityNotFound`."""

@@ -11,10 +11,10 @@ import socket
 import sqlite3
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from aiohttp import web
 
@@ -22,15 +22,10 @@ from . import metrics, websocket
 from .admin.api import AdministrationApi
 from .admin.registry import EntityNotFound
 from .certificate import Certificate, ensure_certificate, server_context
-from .config import ConfigError, NamespaceConfig, QueueConfig, TopicConfig
+from .config import NamespaceConfig
+from .configured import wanted_changes
 from .connection import Connection
-from .descriptions import (
-    AnyDescription,
-    InvalidDescription,
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
-)
+from .descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from .entities import AnyEntity, Entities, QueueEntity, SubscriptionEntity, TopicEntity
 from .errors import BrokerError, not_found
 from .faults import Faults
@@ -42,7 +37,6 @@ from .listener import Listener
 from .newcomers import Newcomers
 from .outage import Outage
 from .profile import PROFILES, Profile
-from .rules.descriptions import with_times
 from .schema import PUT_SETTING
 from .security import (
     ROOT_POLICY,
@@ -105,6 +99,7 @@ class Namespace:
         self._certificate_folder = certificate_folder or data
         self._certificate_names = certificate_names
         self._tls: ssl.SSLContext | None = None
+        self._is_open = False
         self._gone = asyncio.Event()
         self._housekeeping_due = asyncio.Event()
         self._listeners: list[Listener] = []
@@ -119,13 +114,16 @@ class Namespace:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def start(self) -> None:
-        """Open the store, create the configured entities, and listen. Raises `StoreError` or `OSError`."""
+    async def open(self) -> None:
+        """Open the store and check the configuration against it; nothing is changed. `start` does it if nobody did.
+
+        Raises `StoreError` or `ConfigError`. Who does not go on to `start` calls `abandon`.
+        """
         loop = asyncio.get_running_loop()
         self.loop_time = loop.time
         self.store = Store(self._data, self.config.durability)
-        try:
-            self.throttle = Throttle(self.name, self.profile.throttle, loop.time)
+        self._is_open = True
+        async with self._abandoned_on_error():
             environment = Environment(
                 self.store,
                 lambda: int(self.clock() * 1000),
@@ -135,8 +133,20 @@ class Namespace:
             )
             self.entities = Entities(environment, self.config.max_message_size)
             self._timeline = Timeline(self.store, environment.now_ms, self.entities.queue_by_key)
+            self._changes = wanted_changes(self.config, self.entities, self.clock())
+
+    async def start(self) -> None:
+        """Open the store, create the configured entities, and listen.
+
+        Raises `StoreError`, `ConfigError` or `OSError`.
+        """
+        if not self._is_open:
+            await self.open()
+        loop = asyncio.get_running_loop()
+        async with self._abandoned_on_error():
+            self.throttle = Throttle(self.name, self.profile.throttle, loop.time)
             await self._load_settings()
-            await self._create_configured()
+            await self.entities.put_all(self._changes)
             if self.certificate is None and self._certificate_folder is not None:
                 names = (*self._certificate_names, self.name)
                 self.certificate = await asyncio.to_thread(
@@ -146,17 +156,22 @@ class Namespace:
                 self._tls = server_context(self.certificate)
             self._timeline.start()
             self._start_serving()
-        except sqlite3.Error as error:
-            await self._stop_serving()
-            raise StoreError(f"the database {self.store.path} cannot be read: {error}") from error
-        except BaseException:
-            await self._stop_serving()
-            raise
         self._background = [
             loop.create_task(self._tick()),
             loop.create_task(self._keep_house()),
         ]
         logger.info("%s listens on %s:%d", self.name, self.host, self.port)
+
+    @contextlib.asynccontextmanager
+    async def _abandoned_on_error(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            await self.abandon()
+            raise StoreError(f"the database {self.store.path} cannot be read: {error}") from error
+        except BaseException:
+            await self.abandon()
+            raise
 
     def _start_serving(self) -> None:
         self.outage = Outage(self)
@@ -184,8 +199,11 @@ class Namespace:
         ]
         self.listen()
 
-    async def _stop_serving(self) -> None:
-        """It could not start: let go of what it had already."""
+    async def abandon(self) -> None:
+        """It does not start after all: let go of what it had already."""
+        if not self._is_open:
+            return
+        self._is_open = False
         for listener in self._listeners:
             await listener.close()
         await self.store.close()
@@ -211,6 +229,7 @@ class Namespace:
         for queue in self.entities.all_queues():
             queue.close()
         await self.store.close(self.entities.counted)
+        self._is_open = False
 
     async def _all_gone(self) -> None:
         self._gone.clear()
@@ -266,37 +285,6 @@ class Namespace:
                 (PUT_SETTING, ("created_at", repr(self.created_at))),
             ]
         )
-
-    async def _create_configured(self) -> None:
-        """Entities of the configuration that are there already keep their messages, and take its properties.
-
-        Raises `ConfigError` for what cannot be, or no longer be.
-        """
-        configured: list[QueueConfig | TopicConfig] = [*self.config.queues, *self.config.topics]
-        for one in configured:
-            existing = self.entities.find(one.description.path)
-            kept = existing.description if existing is not None else None
-            wanted = one.describe(cast(Any, kept if type(kept) is type(one.description) else None))
-            await self._put_configured(kept, wanted)
-        for topic in self.config.topics:
-            for subscription in topic.subscriptions:
-                node = self.entities.resolve(subscription.path)
-                before = node.entity.description if node is not None else None
-                known = before.rules if isinstance(before, SubscriptionDescription) else ()
-                timed = replace(subscription, rules=with_times(subscription.rules, known, self.clock()))
-                await self._put_configured(before, timed)
-
-    async def _put_configured(self, before: AnyDescription | None, wanted: AnyDescription) -> None:
-        place = f"{self.name}: {wanted.KIND} {wanted.path}"
-        if before is not None and before.KIND != wanted.KIND:
-            raise ConfigError("", place, "", f"there is a {before.KIND} of that name already")
-        try:
-            if before is None:
-                await self.entities.create(wanted)
-            elif before != wanted:
-                await self.entities.update(wanted)
-        except InvalidDescription as error:
-            raise ConfigError("", place, error.field, error.message) from None
 
     # ---- what the administration API asks ----
 

@@ -23,25 +23,33 @@ class Server:
         self.control = Control(self.namespaces, control_port, control_token)
 
     async def __aenter__(self) -> Server:
-        """Start everything, or nothing: raises what a namespace raises that could not start."""
+        """Start everything, or nothing: raises what a namespace raises that could not start.
+
+        All of the configuration is checked before any of it is applied.
+        """
         raise_file_limit()
         config = self._config
         given = given_certificate(config.certificate, config.key) if config.certificate is not None else None
+        for one in config.namespaces:
+            keeps = config.data is not None and one.durability is not Durability.MEMORY
+            self.namespaces[one.name] = Namespace(
+                one,
+                data=config.data / one.name if config.data is not None and keeps else None,
+                host=config.host or LOOPBACK,
+                certificate=given,
+                certificate_folder=config.data,
+                certificate_names=config.certificate_names,
+            )
         try:
-            for one in config.namespaces:
-                keeps = config.data is not None and one.durability is not Durability.MEMORY
-                namespace = Namespace(
-                    one,
-                    data=config.data / one.name if config.data is not None and keeps else None,
-                    host=config.host or LOOPBACK,
-                    certificate=given,
-                    certificate_folder=config.data,
-                    certificate_names=config.certificate_names,
-                )
-                self.namespaces[one.name] = await self._stack.enter_async_context(namespace)
+            for namespace in self.namespaces.values():
+                await namespace.open()
+            for namespace in self.namespaces.values():
+                await self._stack.enter_async_context(namespace)
             await self._stack.enter_async_context(self.control)
         except BaseException:
             await self._stack.aclose()
+            for namespace in self.namespaces.values():
+                await namespace.abandon()
             raise
         return self
 

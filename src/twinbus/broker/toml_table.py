@@ -81,33 +81,43 @@ class BadValue(ValueError):  # noqa: N818 - reads as what it says
 class Table:
     """One table of a file. Take what is known from it, then call `finish`."""
 
-    def __init__(self, file: str, path: str, values: Mapping[str, Any]) -> None:
+    def __init__(self, file: str, path: str, values: Mapping[str, Any], spell: Callable[[str], str] = str) -> None:
+        """`spell` turns a name as the program has it into the one in the file; those of tables are never changed."""
         self.file = file
         self.path = path
         self._values = values
+        self._spell = spell
         self._known: list[str] = []
 
     def error(self, field: str, message: str) -> ConfigError:
         """The error for a field of this table; "" for the table itself."""
-        return ConfigError(self.file, self.path, _quoted(field), message)
+        return ConfigError(self.file, self.path, _quoted(self._spell(field)), message)
 
     def take(self, name: str, read: Reader[T], default: T) -> T:
         """The value of `name`, or `default` if it is not there."""
-        self._known.append(name)
-        return self._read(name, read) if name in self._values else default
+        spelled = self._knows(name)
+        return self._read(name, read) if spelled in self._values else default
 
     def require(self, name: str, read: Reader[T]) -> T:
         """The value of `name`, which must be there."""
-        self._known.append(name)
-        if name not in self._values:
+        if self._knows(name) not in self._values:
             raise self.error(name, "is missing")
         return self._read(name, read)
 
+    def _knows(self, name: str) -> str:
+        spelled = self._spell(name)
+        self._known.append(spelled)
+        return spelled
+
     def _read(self, name: str, read: Reader[T]) -> T:
         try:
-            return read(self._values[name])
+            return read(self._values[self._spell(name)])
         except BadValue as error:
             raise self.error(name, str(error)) from None
+
+    def inner(self, values: Mapping[str, Any], *keys: str) -> Table:
+        """A table of the same file, under these keys of this one as the file spells them."""
+        return Table(self.file, ".".join(filter(None, (self.path, *map(_quoted, keys)))), values, self._spell)
 
     def tables(self, name: str, *, shorthand: str | None = None) -> Iterator[tuple[str, Table]]:
         """The named tables in `name`: `[a.b]` tables, `[[a]]` tables with a `name`, or a list of names alone.
@@ -162,9 +172,10 @@ class Table:
         """Refuses the first key that nobody took."""
         for name in self._values:
             if name not in self._known:
-                close = difflib.get_close_matches(name.lower(), self._known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(self._known))}"
-                raise self.error(name, f"is not known here; {hint}")
+                known = {one.lower(): one for one in self._known}
+                close = difflib.get_close_matches(name.lower(), known, n=1)
+                hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(sorted(self._known))}"
+                raise ConfigError(self.file, self.path, _quoted(name), f"is not known here; {hint}")
 
 
 def text(least: int, most: int) -> Reader[str]:
