@@ -156,28 +156,145 @@ def test_without_a_file_there_is_an_empty_namespace() -> None:
     assert (namespace.name, namespace.queues, namespace.topics) == ("sbemulatorns", (), ())
 
 
+def ruled(*rules: Any) -> Any:
+    return {"Name": "n", "Topics": [{"Name": "t", "Subscriptions": [{"Name": "s", "Rules": list(rules)}]}]}
+
+
+def queue_with(**properties: Any) -> Any:
+    return {"Name": "n", "Queues": [{"Name": "q", "Properties": properties}]}
+
+
+RULE = "Topics.t.Subscriptions.s.Rules.r"
+
+
 @pytest.mark.parametrize(
     ("namespace", "words"),
     [
-        ({"Queues": []}, "Name"),
-        ({"Name": "n", "Queues": {"q": 1}}, "Queues"),
-        ({"Name": "n", "Queues": [{"Name": "q"}, {"Name": "q"}]}, "Queues.q: is there twice"),
-        ({"Name": "n", "Topics": [{"Name": "t", "Subscriptions": [{"Name": "s"}] * 2}]}, "Subscriptions.s: is there"),
-        ({"Name": "n", "Queues": [{"Name": "q", "Properties": []}]}, "Properties"),
-        ({"Name": "n", "Queues": [{"Name": "q", "Properties": {"LockDuration": "PT9M"}}]}, "lock_duration"),
-        ({"Name": "n", "Queues": [{"Name": "q", "Properties": {"Colour": "red"}}]}, "colour"),
-        ({"Name": "n", "Queues": [{"Name": "q", "Properties": {WINDOW: "PT4S"}}]}, f"q.{WINDOW}: must be PT5S to P7D"),
-        ({"Name": "n", "Topics": [{"Name": "t", "Properties": {WINDOW: "P8D"}}]}, f"t.{WINDOW}: must be PT5S to P7D"),
-        ({"Name": "n", "Queues": [{"Name": "q", "Properties": {WINDOW: "soon"}}]}, f"q.{WINDOW}: must be a duration"),
+        ({"Queues": []}, "UserConfig.Namespaces[0].Name: is missing"),
+        ({"Name": "9"}, "UserConfig.Namespaces[0]: must be named with"),
+        ({"Name": "n", "Queues": {"q": 1}}, "UserConfig.Namespaces[0].Queues: must be a list of objects"),
+        ({"Name": "n", "Queues": [{"Name": "q"}, {}]}, "Queues[1].Name: is missing"),
+        ({"Name": "n", "Queues": [{"Name": "q"}, {"Name": "Q"}]}, "Queues.Q: is there twice"),
+        ({"Name": "n", "Queues": [{"Name": "q"}], "Topics": [{"Name": "q"}]}, "Topics: has 'q', which is a queue"),
         (
-            {"Name": "n", "Topics": [{"Name": "t", "Subscriptions": [{"Name": "s", "Rules": [{"Name": "r"}]}]}]},
-            "Filter",
+            {"Name": "n", "Topics": [{"Name": "t", "Subscriptions": [{"Name": "s"}] * 2}]},
+            "Topics.t.Subscriptions.s: is there twice",
         ),
+        (
+            {"Name": "n", "Queues": [{"Name": "q", "Properties": []}]},
+            "Queues.q.Properties: must be an object, not a list",
+        ),
+        (queue_with(LockDuration="PT9M"), "Queues.q.Properties.LockDuration: The supplied lock time exceeds"),
+        (
+            {"Name": "n", "Queues": [{"Name": "q.1", "Properties": {"Status": 1}}]},
+            'Queues."q.1".Properties.Status: must',
+        ),
+        (queue_with(**{WINDOW: "PT4S"}), f"Queues.q.Properties.{WINDOW}: must be PT5S to P7D, not PT4S"),
+        (
+            {"Name": "n", "Topics": [{"Name": "t", "Properties": {WINDOW: "P8D"}}]},
+            f"Topics.t.Properties.{WINDOW}: must be PT5S to P7D, not P8D",
+        ),
+        (queue_with(**{WINDOW: "soon"}), f"Queues.q.Properties.{WINDOW}: must be a duration"),
+        (
+            {
+                "Name": "n",
+                "Topics": [{"Name": "t", "Subscriptions": [{"Name": "s", "Properties": {"ForwardTo": "/"}}]}],
+            },
+            "Topics.t.Subscriptions.s.Properties.ForwardTo: '/' contains character(s)",
+        ),
+        (ruled({"Name": "r"}), f"{RULE}.Properties.FilterType: is missing"),
+        (
+            ruled({"Name": "r", "Properties": {"FilterType": "Sequel"}}),
+            f"{RULE}.Properties.FilterType: must be one of Correlation, Sql, not 'Sequel'",
+        ),
+        (
+            ruled({"Name": "r", "Properties": {"FilterType": "Sql", "SqlFilter": {}}}),
+            f"{RULE}.Properties.SqlFilter.SqlExpression: is missing",
+        ),
+        (
+            ruled({"Name": "r", "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "a ="}}}),
+            f"{RULE}.Properties: The rule 'r' is not valid.",
+        ),
+        (
+            ruled({"Name": "r", "Properties": {"FilterType": "Correlation", "CorrelationFilter": {"Label": 5}}}),
+            f"{RULE}.Properties.CorrelationFilter.Label: must be text, not a whole number",
+        ),
+        (ruled(RULES[0], RULES[0]), "Topics.t.Subscriptions.s.Rules.by-label: is there twice"),
     ],
 )
 def test_a_mistake_is_refused_with_its_place(tmp_path: Path, namespace: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        emulator_config(written(tmp_path, namespace))
+    file = written(tmp_path, namespace)
+    with pytest.raises(ConfigError) as caught:
+        emulator_config(file)
+    assert str(caught.value).startswith(f"{file}: {words}")
+
+
+@pytest.mark.parametrize(
+    ("namespace", "words"),
+    [
+        ({"Name": "n", "Quues": []}, "UserConfig.Namespaces[0].Quues: is not known here; did you mean Queues?"),
+        (
+            {"Name": "n", "Queues": [{"Name": "q", "Propertes": {}}]},
+            "Queues.q.Propertes: is not known here; did you mean Properties?",
+        ),
+        (
+            queue_with(LockDuraton="PT30S"),
+            "Queues.q.Properties.LockDuraton: is not known here; did you mean LockDuration?",
+        ),
+        (queue_with(Foward=""), "Queues.q.Properties.Foward: is not known here; did you mean ForwardTo?"),
+        (
+            queue_with(lock_duration="PT30S"),
+            "Queues.q.Properties.lock_duration: is not known here; did you mean LockDuration?",
+        ),
+        (
+            {"Name": "n", "Topics": [{"Name": "t", "Subscription": []}]},
+            "Topics.t.Subscription: is not known here; did you mean Subscriptions?",
+        ),
+        (
+            {"Name": "n", "Topics": [{"Name": "t", "Subscriptions": [{"Name": "s", "Rule": []}]}]},
+            "Topics.t.Subscriptions.s.Rule: is not known here; did you mean Rules?",
+        ),
+        (ruled({"Name": "r", "Property": {}}), f"{RULE}.Property: is not known here; did you mean Properties?"),
+        (
+            ruled({"Name": "r", "Properties": {"FilterType": "Sql", "SqlFiler": {}}}),
+            f"{RULE}.Properties.SqlFiler: is not known here; did you mean SqlFilter?",
+        ),
+        (
+            ruled({"Name": "r", "Properties": {"FilterType": "Correlation", "CorrelationFilter": {"Labell": "x"}}}),
+            f"{RULE}.Properties.CorrelationFilter.Labell: is not known here; did you mean Label?",
+        ),
+    ],
+)
+def test_a_key_that_is_misspelt_is_refused_with_a_hint(tmp_path: Path, namespace: Any, words: str) -> None:
+    file = written(tmp_path, namespace)
+    with pytest.raises(ConfigError) as caught:
+        emulator_config(file)
+    assert str(caught.value) == f"{file}: {words}"
+
+
+def test_every_key_of_the_schema_is_known(tmp_path: Path) -> None:
+    texts = ("ContentType", "CorrelationId", "Label", "MessageId", "ReplyTo", "ReplyToSessionId", "SessionId", "To")
+    everything = {
+        "FilterType": "Correlation",
+        "CorrelationFilter": {**dict.fromkeys(texts, "x"), "Properties": {"Size": "Big"}},
+        "SqlFilter": {"SqlExpression": "1=1"},
+        "Action": {"SqlExpression": "SET seen = 'yes'"},
+    }
+    properties = {name: value for name, value in QUEUE["Properties"].items() if "Duplicate" not in name}  # type: ignore[attr-defined]
+    topic = {
+        "Name": "t",
+        "Properties": {"DefaultMessageTimeToLive": "PT1H", WINDOW: "PT20S", "RequiresDuplicateDetection": False},
+        "Subscriptions": [
+            {"Name": "s", "Properties": properties, "Rules": [{"Name": "r", "Properties": everything}]},
+        ],
+    }
+    namespaces = [{"Name": "sbemulatorns", "Queues": [QUEUE], "Topics": [topic]}]
+    content = {"$schema": "Config-schema.json", "UserConfig": {"Namespaces": namespaces, "Logging": {"Type": "File"}}}
+    file = tmp_path / "Config.json"
+    file.write_text(json.dumps(content))
+    [namespace] = emulator_config(file).namespaces
+    [subscription] = namespace.topics[0].subscriptions
+    assert len(subscription.rules[0].filter.system()) == len(texts)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -186,15 +303,43 @@ def test_a_mistake_is_refused_with_its_place(tmp_path: Path, namespace: Any, wor
         ("{", "not JSON"),
         ("/* {}", "not JSON"),
         ('// {}\n{"', "line 2"),
-        ("[]", "1 entry"),
+        ("[]", "Config.json: must be an object, not a list"),
+        ("{}", "UserConfig.Namespaces: must have 1 entry, not 0"),
+        ('{"UserConfg": {}}', "UserConfg: is not known here; did you mean UserConfig?"),
+        ('{"UserConfig": {"Namespace": []}}', "UserConfig.Namespace: is not known here; did you mean Namespaces?"),
         ('{"UserConfig": {"Namespaces": [{}, {}]}}', "1 entry, not 2"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str, words: str) -> None:
     file = tmp_path / "Config.json"
     file.write_text(content)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError) as caught:
         emulator_config(file)
+    assert words in str(caught.value)
+
+
+def test_what_does_not_go_with_what_is_there_is_refused_with_its_place(tmp_path: Path) -> None:
+    ports = ("--namespace", "sbemulatorns=0", "--administration-port", "0")
+    looped = [{"Name": one, "Properties": {"ForwardTo": other}} for one, other in (("a", "b"), ("b", "a"))]
+    gone = {"Name": "s", "Properties": {"ForwardDeadLetteredMessagesTo": "gone"}}
+    topics = [{"Name": "t", "Subscriptions": [gone]}]
+    wrong = {
+        "Queues.a.Properties.ForwardTo: 'a' cannot forward messages that would come back to it.": {"Queues": looped},
+        "Topics.t.Subscriptions.s.Properties.ForwardDeadLetteredMessagesTo: The auto forwarding destination": {
+            "Topics": topics
+        },
+    }
+    for words, entities in wrong.items():
+        file = written(tmp_path, {"Name": "sbemulatorns", **entities})
+        arguments = ("serve", "--data", str(tmp_path / "data"), "--emulator", str(file), *ports)
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2
+        assert f"{file}: {words}" in result.stderr
+    with ServeProcess(tmp_path / "data", "--emulator", *ports) as server:
+        port = server.ready["namespaces"]["sbemulatorns"]["administration_port"]
+        rest = "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true"
+        with administration(f"Endpoint=sb://127.0.0.1:{port};{rest}") as admin:
+            assert [*admin.list_queues(), *admin.list_topics()] == []
 
 
 def test_its_clients_are_served_with_its_key(file: Path, tmp_path: Path) -> None:

@@ -85,30 +85,30 @@ class TopicConfig:
 
 
 def read_queue(path: str, table: Table, tier: Tier) -> QueueConfig:
-    description = QueueDescription(path, **_read_properties(QueueDescription, table))
+    description = QueueDescription(path, **read_properties(QueueDescription, table))
     queue = QueueConfig(description, read_policies(table))
     table.finish()
-    _check(queue.describe(), table, tier)
+    check_description(queue.describe(), table, tier)
     return queue
 
 
 def read_topic(path: str, table: Table, tier: Tier) -> TopicConfig:
-    description = TopicDescription(path, **_read_properties(TopicDescription, table))
+    description = TopicDescription(path, **read_properties(TopicDescription, table))
     subscriptions = tuple(_read_subscription(path, name, each, tier) for name, each in table.tables("subscriptions"))
     topic = TopicConfig(description, subscriptions, read_policies(table))
     table.finish()
-    _check(topic.describe(), table, tier)
+    check_description(topic.describe(), table, tier)
     return topic
 
 
 def _read_subscription(topic: str, name: str, table: Table, tier: Tier) -> SubscriptionDescription:
-    properties = _read_properties(SubscriptionDescription, table)
+    properties = read_properties(SubscriptionDescription, table)
     rules = tuple(_read_rule(name, each) for name, each in table.tables("rules", shorthand="sql"))
     if rules:
         properties["rules"] = rules
     description = SubscriptionDescription(topic, name, **properties)
     table.finish()
-    _check(description, table, tier)
+    check_description(description, table, tier)
     return description
 
 
@@ -120,12 +120,13 @@ def _read_rule(name: str, table: Table) -> RuleDescription:
     table.finish()
     if (sql is None) == (correlation is None):
         raise table.error("", "must have either sql or correlation")
-    rule = RuleDescription(
-        name,
-        Sql(sql) if sql is not None else correlation or Correlation(),
-        FilterKind.CORRELATION if sql is None else FilterKind.SQL,
-        None if action is None else Sql(action),
-    )
+    return checked_rule(name, table, Sql(sql) if sql is not None else correlation or Correlation(), action)
+
+
+def checked_rule(name: str, table: Table, wanted: Sql | Correlation, action: str | None) -> RuleDescription:
+    """The rule; raises `ConfigError` for one that cannot be."""
+    kind = FilterKind.SQL if isinstance(wanted, Sql) else FilterKind.CORRELATION
+    rule = RuleDescription(name, wanted, kind, None if action is None else Sql(action))
     try:
         rule.validate()
     except InvalidDescription as error:
@@ -140,7 +141,7 @@ def _read_correlation(value: Any) -> Correlation:
         raise BadValue(str(error)) from None
 
 
-def _read_properties(
+def read_properties(
     kind: type[QueueDescription] | type[TopicDescription] | type[SubscriptionDescription], table: Table
 ) -> dict[str, Any]:
     """The properties of a description that the table sets."""
@@ -165,9 +166,10 @@ def _property_reader(name: str, kind: str) -> Reader[Any]:
     return text(0, 10_000)
 
 
-def _check(
+def check_description(
     description: QueueDescription | TopicDescription | SubscriptionDescription, table: Table, tier: Tier
 ) -> None:
+    """Raises `ConfigError` for a property that the service would refuse."""
     try:
         description.validate(tier)
     except InvalidDescription as error:

@@ -128,7 +128,7 @@ class Table:
         self._known.append(name)
         found = self._values.get(name, {})
         if not isinstance(found, dict | list):
-            raise self.error(name, f"must be a table or a list, not {_kind(found)}")
+            raise self.error(name, f"must be a table or a list, not {kind_of(found)}")
         if len(found) > MAX_ITEMS:
             raise self.error(name, f"must have at most {MAX_ITEMS} entries, not {len(found)}")
         seen: dict[str, str] = {}
@@ -145,14 +145,14 @@ class Table:
                 if shorthand is not None and not isinstance(value, dict):
                     value = {shorthand: value}
                 if not isinstance(value, dict):
-                    raise ConfigError(self.file, path, _quoted(key), f"must be a table, not {_kind(value)}")
+                    raise ConfigError(self.file, path, _quoted(key), f"must be a table, not {kind_of(value)}")
                 yield key, Table(self.file, _joined(path, _quoted(key)), value)
             return
         for index, value in enumerate(found):
             if isinstance(value, str) and shorthand is None:
                 value = {"name": value}
             if not isinstance(value, dict):
-                message = f"must be a table with a name, not {_kind(value)}"
+                message = f"must be a table with a name, not {kind_of(value)}"
                 raise ConfigError(self.file, f"{path}[{index}]", "", message)
             table = Table(self.file, f"{path}[{index}]", value)
             yield table.require("name", text(1, 260)), table
@@ -183,7 +183,7 @@ def text(least: int, most: int) -> Reader[str]:
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            raise BadValue(f"must be text, not {_kind(value)}")
+            raise BadValue(f"must be text, not {kind_of(value)}")
         if not least <= len(value) <= most:
             raise BadValue(f"must have {least} to {most} characters, not {len(value)}")
         return value
@@ -207,7 +207,7 @@ def text_for_connection_string(most: int) -> Reader[str]:
 def boolean(value: Any) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise BadValue(f"must be true or false, not {_kind(value)}")
+        raise BadValue(f"must be true or false, not {kind_of(value)}")
     return value
 
 
@@ -216,7 +216,7 @@ def integer(least: int, most: int) -> Reader[int]:
 
     def read(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise BadValue(f"must be a whole number, not {_kind(value)}")
+            raise BadValue(f"must be a whole number, not {kind_of(value)}")
         if not least <= value <= most:
             raise BadValue(f"must be {least} to {most}, not {_shown(value)}")
         return value
@@ -264,7 +264,7 @@ def rights(value: Any) -> frozenset[Right]:
 def duration(value: Any) -> int:
     """Ticks of a duration: seconds as a number, `90s`, `1m30s`, `1.5h`, `7d`, ISO 8601, or `unlimited`."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BadValue(f"must be a duration such as 30, '30s', '5m' or 'PT5M', not {_kind(value)}")
+        raise BadValue(f"must be a duration such as 30, '30s', '5m' or 'PT5M', not {kind_of(value)}")
     if not isinstance(value, str):
         # Also false for "not a number".
         if not 0 <= value <= MAX_TICKS // TICKS_PER_SECOND:
@@ -320,21 +320,22 @@ def moment(value: Any) -> float:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         found = value
     else:
-        raise BadValue(f"must be a date and time with its offset, such as 2030-01-01T00:00:00Z, not {_kind(value)}")
+        raise BadValue(f"must be a date and time with its offset, such as 2030-01-01T00:00:00Z, not {kind_of(value)}")
     # The last second of the year 9999.
     if not 0 <= found <= 253_402_300_799:
         raise BadValue("must lie between the years 1970 and 9999")
     return float(found)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, in words."""
     return _KINDS.get(type(value), "a date or time")
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**30:
         return "a number of more than 30 digits"
-    shown = repr(value) if not isinstance(value, dict | list) else _kind(value)
+    shown = repr(value) if not isinstance(value, dict | list) else kind_of(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
