@@ -322,6 +322,15 @@ def test_a_data_folder_that_is_a_file_is_one_line_and_exit_1(tmp_path: Path) -> 
     assert len(finished.stderr.splitlines()) == 1
 
 
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    removed = tmp_path / "contoso" / "namespace.removed"
+    removed.mkdir(parents=True)
+    finished = run("--data", str(tmp_path), *ONE)
+    assert finished.returncode == 1
+    (line,) = finished.stderr.splitlines()
+    assert line.endswith(f"twinbus serve: {removed} cannot be opened: Is a directory")
+
+
 # ---- what it reads and keeps ----
 
 
@@ -385,6 +394,27 @@ def test_nobody_else_may_look_into_the_data_folder(tmp_path: Path) -> None:
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
             private = [file for file in folder.iterdir() if "key" in file.name or file.name == "server.pem"]
             assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in private)
+
+
+def test_nobody_else_may_read_the_files_in_a_folder_that_was_there(tmp_path: Path) -> None:
+    folder = tmp_path / "contoso"
+    folder.mkdir()
+    os.chmod(folder, 0o755)
+    (tmp_path / "tls").mkdir(mode=0o755)
+    served = ServeProcess(tmp_path, *ONE)
+    for _ in range(2):
+        served.start()
+        with administration(served.connection_string("contoso")) as admin:
+            if not list(admin.list_queues()):
+                admin.create_queue("orders")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.name != "lock"}
+        assert modes.keys() >= {"namespace.db", "namespace.db-wal", "namespace.removed"}
+        assert set(modes.values()) == {0o600}
+        served.kill()
+        # As they were left by those who knew no better.
+        for path in folder.iterdir():
+            path.chmod(0o644)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755  # it is not ours to close
 
 
 def test_memory_keeps_nothing_but_the_certificate(tmp_path: Path) -> None:

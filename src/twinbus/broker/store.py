@@ -37,6 +37,7 @@ from typing import Any
 
 from .filelock import lock_folder
 from .grouping import sorted_out
+from .private_files import keep_private
 from .removals import CAPACITY, Removals
 from .schema import (
     COUNT,
@@ -149,13 +150,15 @@ class Store:
         self._handover: queue.SimpleQueue[list[Unit] | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         try:
+            keep_private(self.path)
             self._removals = self._files.enter_context(Removals(self.path.with_suffix(".removed"), self._syncs))
             self._writer_connection = self._files.enter_context(contextlib.closing(self._open_writer()))
             self._cursor = self._writer_connection.cursor()
             self.reader = self._files.enter_context(contextlib.closing(self._open_reader()))
         except (sqlite3.Error, OSError) as error:
             self._files.close()
-            raise StoreError(f"the database {self.path} cannot be opened: {error}") from error
+            file = getattr(error, "filename", None) or f"the database {self.path}"
+            raise StoreError(f"{file} cannot be opened: {getattr(error, 'strerror', None) or error}") from error
         except BaseException:
             self._files.close()
             raise
