@@ -195,7 +195,9 @@ def test_a_reset_is_a_reset_and_a_refusal_a_refusal(tmp_path: Path) -> None:
     [
         (("--namespace", "contoso"), "--namespace: must be NAME=PORT, such as contoso=5672, not 'contoso'"),
         (("--namespace", "contoso=99999"), "--namespace: port: must be 0 to 65535"),
-        (("--namespace", "contoso=x"), "--namespace: port: must be"),
+        (("--namespace", "contoso=x"), "--namespace: port: must be 0 to 65535, not 'x'"),
+        (("--namespace", "contoso="), "--namespace: port: must be 0 to 65535, not ''"),
+        (("--namespace", "contoso=0", "--namespace", "Contoso=1"), "--namespace: Contoso is given twice"),
         (("--namespace", "9lives=0"), "must be named with 1 to 50 letters, digits and hyphens, a letter first"),
         (("--namespace", "a=5672", "--namespace", "b=5672"), "--namespace: port: 5672 is given to more than one"),
         (("--log-level", "loud"), "--log-level must be one of debug, info, warning, error, not 'loud'"),
@@ -304,6 +306,15 @@ def test_a_port_that_is_taken_is_one_line_and_exit_1(tmp_path: Path) -> None:
     assert finished.stdout == ""
     (line,) = finished.stderr.splitlines()
     assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in line
+
+
+def test_a_control_port_that_is_taken_is_one_line_with_the_option(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        finished = run("--data", str(tmp_path), *ONE, "--control-port", str(port))
+    assert (finished.returncode, finished.stdout) == (1, "")
+    why = f"--control-port: cannot listen on 127.0.0.1, port {port}: Address already in use"
+    assert finished.stderr == f"twinbus serve: {why}\n"
 
 
 def test_a_data_folder_in_use_is_one_line_and_exit_1(tmp_path: Path) -> None:

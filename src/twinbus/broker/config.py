@@ -84,6 +84,7 @@ __all__ = [
 ]
 
 DEFAULT_PORT = 5672
+PORTS = (0, 65535)
 DEFAULT_MAX_MESSAGE_SIZE = 256 * 1024
 # 100 MB is what the service takes at most; less than 1 KB could not hold a message's properties.
 MESSAGE_SIZES = (1024, 100 * 1024 * 1024)
@@ -214,9 +215,12 @@ def parse_namespace(text: str) -> NamespaceConfig:
         ConfigError: the name or the port is wrong.
     """
     name, separator, port = text.partition("=")
-    table = Table("--namespace", "", {"port": int(port) if port.isdecimal() and len(port) < 6 else port})
+    is_number = port.isdecimal() and len(port) < 6
+    table = Table("--namespace", "", {"port": int(port)} if is_number else {})
     if not separator:
         raise table.error("", f"must be NAME=PORT, such as contoso=5672, not {text!r}")
+    if not is_number:
+        raise table.error("port", f"must be {PORTS[0]} to {PORTS[1]}, not {port!r}")
     return _read_namespace(name, table, NamespaceConfig(""))
 
 
@@ -264,8 +268,8 @@ def _read_namespace(name: str, table: Table, defaults: NamespaceConfig) -> Names
     config = _read_options(table, replace(defaults, name=name))
     config = replace(
         config,
-        port=table.take("port", integer(0, 65535), DEFAULT_PORT),
-        administration_port=table.take("administration_port", integer(0, 65535), None),
+        port=table.take("port", integer(*PORTS), DEFAULT_PORT),
+        administration_port=table.take("administration_port", integer(*PORTS), None),
         audience_hosts=table.take("audience_hosts", texts(MAX_HOSTS), config.audience_hosts),
         policies=read_policies(table),
         bearer_tokens=tuple(_read_bearer_token(each) for each in table.items("bearer_tokens")),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -60,7 +61,13 @@ class Control:
         app.router.add_put("/namespaces/{name}/pings", self._set_pings)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
-        await web.TCPSite(self._runner, LOOPBACK, self._port).start()
+        try:
+            await web.TCPSite(self._runner, LOOPBACK, self._port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            why = os.strerror(error.errno) if error.errno else error
+            message = f"--control-port: cannot listen on {LOOPBACK}, port {self._port}: {why}"
+            raise OSError(error.errno, message) from error
         return self
 
     async def __aexit__(self, *_: object) -> None:

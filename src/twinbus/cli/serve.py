@@ -130,12 +130,17 @@ def _base(file: Path | None, emulator: bool, emulator_file: Path | None) -> Conf
 
 def _settings(names: list[str] | None, config: Config, administration_port: int | None) -> Config:
     """The configuration's namespaces, with those of the command line added or their ports changed."""
-    by_name = {one.name: one for one in config.namespaces}
+    by_name = {one.name.lower(): one for one in config.namespaces}
     wanted = names if names or by_name else [DEFAULT_NAMESPACE]
+    given: set[str] = set()
     for text in wanted or ():
         parsed: NamespaceConfig = parse_namespace(text)
-        known = by_name.get(parsed.name)
-        by_name[parsed.name] = replace(known, port=parsed.port) if known else parsed
+        key = parsed.name.lower()
+        if key in given:
+            raise ConfigError("--namespace", "", "", f"{parsed.name} is given twice")
+        given.add(key)
+        known = by_name.get(key)
+        by_name[key] = replace(known, port=parsed.port) if known else parsed
     if administration_port is not None:
         first = next(iter(by_name))
         by_name[first] = replace(by_name[first], administration_port=administration_port)
