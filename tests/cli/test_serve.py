@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from azure.servicebus.exceptions import ServiceBusServerBusyError
+from azure.servicebus.exceptions import ServiceBusError, ServiceBusServerBusyError
 from tests.broker.wire import ServeProcess, administration
 from typer.testing import CliRunner
 
 from twinbus.amqp.frames import SASL_HEADER
+from twinbus.broker.security import ROOT_POLICY
 from twinbus.cli.main import app
 from twinbus.pairing.connection_strings import ConnectionString
 
@@ -467,6 +469,57 @@ def test_every_line_of_a_structured_log_is_json_and_holds_no_secret(tmp_path: Pa
         assert record["level"] in ("debug", "info", "warning", "error")
     assert any("listens on 127.0.0.1" in record["message"] for record in records)
     for secret in (key, ready["control"]["token"], "sig="):
+        assert secret not in errors
+
+
+def test_the_log_tells_why_a_client_was_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text(
+        """
+        [namespaces.contoso]
+        port = 0
+        queues = ["orders"]
+        policies.reader = { rights = ["Listen"], primary_key = "the key of the reader" }
+        """
+    )
+    with Running("--json", "--data", str(tmp_path), "--config", str(file), "--log-level", "info") as running:
+        root = json.loads(running.first_line())["namespaces"]["contoso"]["connection_string"]
+        key = ConnectionString.parse(root).key
+        reader = root.replace(ROOT_POLICY, "reader").replace(key, "the key of the reader")
+        wrong_key = reader.replace("the key of", "a guess of")
+        unknown = root.replace(ROOT_POLICY, "raeder")
+        mixed_up = reader.replace("=reader", "=the key of the reader")
+        tries = ((wrong_key, "orders"), (unknown, "orders"), (mixed_up, "orders"), (root, "ordres"), (reader, "orders"))
+        for text, queue in tries:
+            with (
+                ServiceBusClient.from_connection_string(text, retry_total=0) as client,
+                pytest.raises(ServiceBusError),
+                client.get_queue_sender(queue) as sender,
+            ):
+                sender.send_messages(ServiceBusMessage("x"))
+        for text in (reader, unknown):
+            with administration(text) as admin, pytest.raises(ClientAuthenticationError):
+                admin.create_queue("more")
+        code, _, errors = running.end(signal.SIGTERM)
+    assert code == 0
+    lines = [line.partition(" refused ")[2] for line in errors.splitlines() if " INFO " in line and " refused " in line]
+    no_signature = "amqp:unauthorized-access: InvalidSignature: The token has an invalid signature."
+    assert lines[:5] == [
+        f"a token for 'orders', of policy 'reader': {no_signature}",
+        f"a token for 'orders', of policy 'raeder', which is not known here: {no_signature}",
+        f"a token for 'orders', of a policy whose name is a key: {no_signature}",
+        f"a token for 'ordres', of policy '{ROOT_POLICY}': amqp:not-found:"
+        " The messaging entity 'ordres' could not be found.",
+        "a link to 'orders', of policy 'reader': amqp:unauthorized-access: Unauthorized access."
+        " 'Send' claim(s) are required to perform this operation. Resource: 'orders'.",
+    ]
+    assert [line.partition(", tracking id")[0] for line in lines[5:]] == [
+        "PUT '/more', of policy 'reader': 401 \"Unauthorized access. 'Manage' claim(s) are required to perform this"
+        " operation. Resource: 'more'.\"",
+        "PUT '/more', of policy 'raeder', which is not known here:"
+        " 401 'InvalidSignature: The token has an invalid signature.'",
+    ]
+    for secret in (key, "the key of the reader", "a guess of the reader", "sig="):
         assert secret not in errors
 
 

@@ -9,7 +9,7 @@ from twinbus.amqp import performatives as amqp
 from twinbus.amqp.frames import frame
 from twinbus.amqp.types import Array, Described, Long, Symbol
 
-from .addresses import CBS, COORDINATOR, MANAGEMENT, Address, parse_address
+from .addresses import CBS, COORDINATOR, MANAGEMENT, Address, parse_address, path_of
 from .cbs import CbsNode
 from .entities import Node, SubscriptionEntity, TopicEntity
 from .errors import INVALID_FIELD, NOT_ALLOWED, QUOTA_EXCEEDED, UNAUTHORIZED, BrokerError, not_found
@@ -18,6 +18,7 @@ from .gates import Gate
 from .links import IncomingLink, Link, OutgoingLink
 from .management import ManagementNode
 from .queue import Queue
+from .refusals import log_refusal
 from .requests import RequestLink, RequestNode, ResponseLink
 from .security import Right, missing_right
 from .session_queue import Session, SessionQueue
@@ -104,10 +105,19 @@ def _open_or_refuse(channel: Channel, attach: amqp.Attach, address: Address, fau
 def refuse(channel: Channel, attach: amqp.Attach, error: BrokerError) -> None:
     """Tell the client that there is no link, and why."""
     channel.links.pop(attach.handle, None)
+    _log_refused(channel, attach, error)
     count = 0 if attach.role is amqp.ROLE_RECEIVER else None
     reply = amqp.Attach(attach.name, attach.handle, not attach.role, initial_delivery_count=count)
     channel.connection.send(frame(channel.number, reply))
     channel.connection.send(frame(channel.number, amqp.Detach(attach.handle, True, error.performative())))
+
+
+def _log_refused(channel: Channel, attach: amqp.Attach, error: BrokerError) -> None:
+    connection, sending = channel.connection, attach.role is amqp.ROLE_SENDER
+    address = getattr(attach.target if sending else attach.source, "address", None)
+    path = path_of(address[:MAX_TEXT]) if isinstance(address, str) else ""
+    what = "a link to" if sending else "a link from"
+    log_refusal(connection.namespace, what, path, str(error), lambda: connection.rights.policies_for(path))
 
 
 def _address_of(attach: amqp.Attach) -> Address:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from .addresses import path_of
 from .errors import ARGUMENT_ERROR, NOT_IMPLEMENTED, UNAUTHORIZED, BrokerError, not_found
+from .refusals import log_refusal, policies_in
 from .requests import Request, Response, Subject
 from .security import Unauthorized, owner_of
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .namespace import Namespace
 
-
-logger = logging.getLogger("twinbus.broker.cbs")
 
 MAX_AUDIENCE = 1024
 
@@ -36,6 +34,14 @@ class CbsNode:
 
     async def answer(self, request: Request, connection: Connection) -> Response:
         """put-token: 202 if the token is good, 401 if not, 404 if it is for something that does not exist."""
+        try:
+            return self._put_token(request, connection)
+        except BrokerError as error:
+            audience = self.subject(request).path
+            log_refusal(self._namespace, "a token for", audience, str(error), lambda: policies_in(request.body))
+            raise
+
+    def _put_token(self, request: Request, connection: Connection) -> Response:
         if request.text("operation") != "put-token":
             raise BrokerError(NOT_IMPLEMENTED, "$cbs knows the operation put-token.")
         audience = path_of(request.text("name"))
@@ -49,7 +55,6 @@ class CbsNode:
         try:
             grant = self._namespace.verify(str(token), audience)
         except Unauthorized as error:
-            logger.info("%s refused a token for %r: %s", self._namespace.name, audience, error.message)
             raise BrokerError(UNAUTHORIZED, error.message) from error
         if owner_of(audience) and self._namespace.entities.find(owner_of(audience)) is None:
             raise not_found(audience)

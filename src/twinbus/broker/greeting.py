@@ -9,6 +9,7 @@ from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, FramingErro
 from twinbus.amqp.performatives import decode_performative
 from twinbus.amqp.types import Array, Symbol
 
+from .refusals import log_refusal
 from .security import Grant, Unauthorized
 
 if TYPE_CHECKING:
@@ -89,4 +90,8 @@ def _authenticate(init: amqp.SaslInit, namespace: Namespace) -> Grant | None:
         _, name, key = (part.decode() for part in (init.initial_response or b"").split(b"\0"))
     except ValueError as error:  # not three parts, or no text
         raise Unauthorized("The name and key of SASL PLAIN are malformed.") from error
-    return namespace.grant_for_key(name, key)
+    try:
+        return namespace.grant_for_key(name, key)
+    except Unauthorized as error:
+        log_refusal(namespace, "SASL PLAIN for", namespace.name, error.message, lambda: [name])
+        raise

@@ -37,6 +37,7 @@ from .listener import Listener
 from .newcomers import Newcomers
 from .outage import Outage
 from .profile import PROFILES, Profile
+from .refusals import policies_in, said_of
 from .schema import PUT_SETTING
 from .security import (
     ROOT_POLICY,
@@ -48,6 +49,7 @@ from .security import (
     Unauthorized,
     connection_string,
     missing_right,
+    owner_of,
 )
 from .store import Durability, Store, StoreError
 from .throttle import Throttle
@@ -182,6 +184,7 @@ class Namespace:
             max_message_size_in_kilobytes=self.config.max_message_size // 1024,
             clock=self.clock,
             on_token=self._http.trust,
+            said_of=lambda token, path: said_of(self, path, policies_in(token)),
         )
         ports = (self.config.port, self.config.administration_port)
         self._listeners = [
@@ -261,6 +264,10 @@ class Namespace:
             if policy.name == name:
                 return policy
         raise KeyError(name)
+
+    def policies_for(self, path: str) -> list[AccessPolicy]:
+        """The policies whose keys may open an entity: the namespace's and its own."""
+        return [*self._policies, *self.entities.policies(owner_of(path))]
 
     # ---- what is kept ----
 
@@ -383,7 +390,7 @@ class Namespace:
         """What the bearer of a namespace policy's key may do; raises `Unauthorized`."""
         for policy in self._policies:
             if policy.name == name and any(hmac.compare_digest(key.encode(), one.encode()) for one in policy.keys):
-                return Grant("", policy.rights, float("inf"))
+                return Grant("", policy.rights, float("inf"), policy=policy.name)
         raise Unauthorized("InvalidSignature: The name or key is wrong.")
 
     # ---- HTTP on the shared port ----

@@ -68,6 +68,10 @@ class Rights:
         """The same for requests to an entity's management node, for which some clients bring a token of its own."""
         return self.allows(f"{path}/$management", right)
 
+    def policies_for(self, path: str) -> list[str]:
+        """The names of the policies whose tokens reach this path, with whatever rights."""
+        return [grant.policy for grant in self._grants.values() if grant.policy is not None and grant.covers(path)]
+
     @property
     def is_trusted(self) -> bool:
         """Whether any token that is still good was shown."""

@@ -126,13 +126,15 @@ class Grant:
     """What an accepted token allows, until `expires_at` (seconds since the epoch, perhaps infinite).
 
     `audience` is the path the token was made for; "" is the whole namespace. `entity` is set when the policy
-    belongs to one queue or topic: the grant then ends at that entity, however wide its audience is.
+    belongs to one queue or topic: the grant then ends at that entity, however wide its audience is. `policy` is the
+    name of the policy, for logs.
     """
 
     audience: str
     rights: frozenset[Right]
     expires_at: float
     entity: str | None = None
+    policy: str | None = field(default=None, compare=False)
 
     def allows(self, path: str, right: Right) -> bool:
         """Whether `right` is given on `path`: the audience itself or anything below it, whatever the case."""
@@ -195,9 +197,8 @@ class Authority:
             raise Unauthorized("MissingToken: The authorization header was not found.")
         if len(token) > MAX_TOKEN_LENGTH:
             raise _malformed("it is too long")
-        if token[: len(_BEARER_SCHEME)].lower() == _BEARER_SCHEME:
-            token = token[len(_BEARER_SCHEME) :].strip()
-        if token[: len(_SAS_SCHEME)].lower() == _SAS_SCHEME:
+        token = _bare_token(token)
+        if _is_signature(token):
             grant = self._verify_signature(_Signature.parse(token), entity_policies, resource)
         else:
             grant = self._verify_bearer(token)
@@ -218,14 +219,14 @@ class Authority:
         for policy in self._policies:
             if signature.made_by(policy):
                 self._check_host(host)
-                return Grant(path, policy.rights, signature.expires_at)
+                return Grant(path, policy.rights, signature.expires_at, policy=policy.name)
         if entity_policies is not None:
             # The audience names the entity, or names the namespace while the request names the entity.
             for entity in dict.fromkeys(filter(None, (owner_of(path), owner_of(resource)))):
                 for policy in entity_policies(entity):
                     if signature.made_by(policy):
                         self._check_host(host)
-                        return Grant(path, policy.rights, signature.expires_at, entity)
+                        return Grant(path, policy.rights, signature.expires_at, entity, policy.name)
         # An unknown policy reads like a wrong key, so that nobody can find out which names exist.
         raise Unauthorized("InvalidSignature: The token has an invalid signature.")
 
@@ -311,6 +312,29 @@ class _Signature:
         for key in policy.keys:
             good |= hmac.compare_digest(_digest(key, self.resource, self.expiry), self.signature)
         return good
+
+
+def policy_named_in(token: str) -> str | None:
+    """The policy that a shared access signature says it was made with, be it true or not; None if there is no name.
+
+    Some clients encode it twice, so a space in it may be a plus sign here.
+    """
+    token = _bare_token(token) if len(token) <= MAX_TOKEN_LENGTH else ""
+    if not _is_signature(token):
+        return None
+    try:
+        return unquote(_Signature.parse(token).policy_names[1], errors="replace")
+    except Unauthorized:
+        return None
+
+
+def _bare_token(token: str) -> str:
+    is_labelled = token[: len(_BEARER_SCHEME)].lower() == _BEARER_SCHEME
+    return token[len(_BEARER_SCHEME) :].strip() if is_labelled else token
+
+
+def _is_signature(token: str) -> bool:
+    return token[: len(_SAS_SCHEME)].lower() == _SAS_SCHEME
 
 
 def owner_of(path: str) -> str:

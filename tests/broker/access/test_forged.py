@@ -202,6 +202,30 @@ async def test_anonymous_proves_nothing_and_gets_nothing(namespace: Namespace) -
             assert (detached.handle, detached.error.condition) == (handle, "amqp:unauthorized-access")
 
 
+async def test_what_a_stranger_says_is_one_short_line_of_the_log(namespace: Namespace, logged: Records) -> None:
+    logged.lines.clear()
+    nasty = "x\nINFO twinbus.broker all is well\x1b[2J"
+    async with RawClient(namespace.connection_string) as client:
+        await put(client, nasty, token(QUEUE, name=nasty))
+        await put(client, f"{QUEUE}?{token(QUEUE)}", token(OTHER))
+        await put(client, "y" * 1000, token(QUEUE, name="z" * 10_000))
+        await put(client, QUEUE, token(QUEUE, name=KEYS.entity))  # whoever took the one for the other
+        with pytest.raises(Refused):
+            await client.sender(nasty)
+        with pytest.raises(Refused):
+            await client.sender(f"{QUEUE}?{token(QUEUE)}")
+    for name in (nasty, KEYS.second):
+        async with Peer(namespace) as peer:
+            assert await peer.authenticate("PLAIN", f"\0{name}\0wrong".encode()) == 1
+    refusals = [line for line in logged.lines if "refused" in line]
+    assert len(refusals) == 8
+    for line in refusals:
+        assert line.startswith("INFO twinbus.broker.refusals contoso refused ")
+        assert line.isprintable()
+        assert len(line) < 1200
+    assert sum("of a policy whose name is a key" in line for line in refusals) == 2
+
+
 async def test_nothing_secret_is_logged_about_any_of_this(logged: Records) -> None:
     text = "\n".join(logged.lines)
     for secret in (*KEYS.all(), "sig=", "SharedAccessSignature sr"):

@@ -93,7 +93,8 @@ class AdministrationApi:
     """Answers the administration requests to one namespace.
 
     `max_message_size_in_kilobytes` is the namespace's own limit, shown where an entity has none. `on_token` is told of
-    each request whose token is good.
+    each request whose token is good. `said_of` has words for the log about a token and the path it was shown for, and
+    nothing secret in them.
     """
 
     def __init__(
@@ -104,9 +105,11 @@ class AdministrationApi:
         max_message_size_in_kilobytes: int = 256,
         clock: Callable[[], float] = time.time,
         on_token: Callable[[web.BaseRequest], None] = lambda request: None,
+        said_of: Callable[[str | None, str], str] = lambda token, path: "",
     ) -> None:
         self._registry = registry
         self._on_token = on_token
+        self._said_of = said_of
         self._tier = tier
         self._message_size = max_message_size_in_kilobytes
         self._clock = clock
@@ -161,8 +164,11 @@ class AdministrationApi:
 
     def _refused(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
         tracking_id = uuid.uuid4()
-        what = f"{request.method} {request.rel_url.raw_path!r}"
-        _log.info("%s refused: %d %r, tracking id %s", what, refusal.status, refusal.detail, tracking_id)
+        if _log.isEnabledFor(logging.INFO):
+            whose = self._said_of(request.headers.get("Authorization"), request.path.strip("/"))
+            what = f"{request.method} {request.rel_url.raw_path!r}{whose}"
+            why = f"{refusal.status} {refusal.detail!r}"
+            _log.info("%s refused %s: %s, tracking id %s", self._registry.name, what, why, tracking_id)
         detail = f"{refusal.detail} TrackingId:{tracking_id}, Timestamp:{format_time(self._clock())}"
         headers = {"Content-Type": "application/xml; charset=utf-8", **refusal.headers}
         return web.Response(body=atom.error(refusal.status, detail), status=refusal.status, headers=headers)
