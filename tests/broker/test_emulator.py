@@ -14,6 +14,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from tests.broker.contract.bus import SettableClock, let_pass
 from tests.broker.wire import ServeProcess, administration, async_administration
+from tests.untouched_logging import untouched_logging as untouched_logging
 from typer.testing import CliRunner
 
 from twinbus.broker import Namespace
