@@ -414,16 +414,15 @@ def test_nobody_else_may_read_the_files_in_a_folder_that_was_there(tmp_path: Pat
     folder.mkdir()
     os.chmod(folder, 0o755)
     (tmp_path / "tls").mkdir(mode=0o755)
-    served = ServeProcess(tmp_path, *ONE)
     for _ in range(2):
-        served.start()
-        with administration(served.connection_string("contoso")) as admin:
-            if not list(admin.list_queues()):
-                admin.create_queue("orders")
-        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.name != "lock"}
-        assert modes.keys() >= {"namespace.db", "namespace.db-wal", "namespace.removed"}
-        assert set(modes.values()) == {0o600}
-        served.kill()
+        with ServeProcess(tmp_path, *ONE) as served:
+            with administration(served.connection_string("contoso")) as admin:
+                if not list(admin.list_queues()):
+                    admin.create_queue("orders")
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.name != "lock"}
+            assert modes.keys() >= {"namespace.db", "namespace.db-wal", "namespace.removed"}
+            assert set(modes.values()) == {0o600}
+            served.kill()
         # As they were left by those who knew no better.
         for path in folder.iterdir():
             path.chmod(0o644)
