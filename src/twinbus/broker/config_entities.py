@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from twinbus.broker.descriptions import (
+    DURATIONS,
     AuthorizationRule,
     InvalidDescription,
     QueueDescription,
@@ -29,14 +30,6 @@ from twinbus.broker.toml_table import (
     text_for_connection_string,
 )
 
-_DURATIONS = frozenset(
-    {
-        "lock_duration",
-        "default_message_time_to_live",
-        "duplicate_detection_history_time_window",
-        "auto_delete_on_idle",
-    }
-)
 # The name is the table's own; policies have a table of their own; the service alone says what is available.
 _NOT_FOR_FILES = frozenset({"path", "topic", "name", "authorization_rules", "availability_status", "rules"})
 
@@ -156,7 +149,7 @@ def read_properties(
 
 def _property_reader(name: str, kind: str) -> Reader[Any]:
     """How a property is read, from its annotation (`int`, `str | None`, …)."""
-    if name in _DURATIONS:
+    if name in DURATIONS:
         return duration
     if kind.startswith("bool"):
         return boolean
