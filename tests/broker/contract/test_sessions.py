@@ -418,6 +418,21 @@ class Refusing:
         with pytest.raises(ServiceBusError, match="requires sessions"):
             await place.open_receiver(session_id=None)
 
+    async def test_a_receiver_with_a_session_is_refused_where_there_are_none(self, bus: Bus) -> None:
+        place = await self.plain.create(bus)
+        with pytest.raises(ServiceBusError, match="does not require sessions"):
+            await place.open_receiver(session_id="a")
+
+    async def test_a_session_id_is_kept_where_there_are_no_sessions(self, bus: Bus) -> None:
+        place = await bus.spare(self.plain)
+        await place.put("one", session_id="a")
+        assert (await place.receive_one()).session_id == "a"
+
+
+class TestQueueRefusing(Refusing):
+    place = SessionQueuePlace
+    plain = QueuePlace
+
     async def test_a_message_without_a_session_id_is_refused(self, open_place: OpenPlace) -> None:
         place = await open_place()
         with pytest.raises(ServiceBusError, match="SessionId was not set"):
@@ -438,22 +453,16 @@ class Refusing:
             await place.sender.schedule_messages(ServiceBusMessage("lost"), bus.clock.in_seconds(10))
         assert place.entry.counters.scheduled == 0
 
-    async def test_a_receiver_with_a_session_is_refused_where_there_are_none(self, bus: Bus) -> None:
-        place = await self.plain.create(bus)
-        with pytest.raises(ServiceBusError, match="does not require sessions"):
-            await place.open_receiver(session_id="a")
-
-    async def test_a_session_id_is_kept_where_there_are_no_sessions(self, bus: Bus) -> None:
-        place = await bus.spare(self.plain)
-        await place.put("one", session_id="a")
-        assert (await place.receive_one()).session_id == "a"
-
-
-class TestQueueRefusing(Refusing):
-    place = SessionQueuePlace
-    plain = QueuePlace
-
 
 class TestSubscriptionRefusing(Refusing):
     place = SessionSubscriptionPlace
     plain = SubscriptionPlace
+
+    async def test_a_message_without_a_session_id_is_a_dead_letter(self, open_place: OpenPlace, bus: Bus) -> None:
+        place = await open_place()
+        await place.sender.send_messages([ServiceBusMessage("one", session_id="a"), ServiceBusMessage("lost")])
+        await place.sender.schedule_messages(ServiceBusMessage("late"), bus.clock.in_seconds(10))
+        await bus.advance(11)
+        dead_letters = place.dead_letter_queue
+        await until(lambda: dead_letters.counters.active == 2)
+        assert place.queue.counters.active == 1
