@@ -105,6 +105,10 @@ def serve(
     )
     if settings.key is not None and settings.certificate is None:
         _refuse("--key needs --certificate")
+    _run(settings, control_port, as_json)
+
+
+def _run(settings: Config, control_port: int, as_json: bool) -> None:
     try:
         run_loop(_serve(settings, control_port, as_json))
     except ConfigError as error:
