@@ -96,13 +96,18 @@ def read_topic(path: str, table: Table, tier: Tier) -> TopicConfig:
 
 def _read_subscription(topic: str, name: str, table: Table, tier: Tier) -> SubscriptionDescription:
     properties = read_properties(SubscriptionDescription, table)
-    rules = tuple(_read_rule(name, each) for name, each in table.tables("rules", shorthand="sql"))
+    rules = read_rules(table)
     if rules:
         properties["rules"] = rules
     description = SubscriptionDescription(topic, name, **properties)
     table.finish()
     check_description(description, table, tier)
     return description
+
+
+def read_rules(table: Table) -> tuple[RuleDescription, ...]:
+    """The `rules` of a subscription's table."""
+    return tuple(_read_rule(name, each) for name, each in table.tables("rules", shorthand="sql"))
 
 
 def _read_rule(name: str, table: Table) -> RuleDescription:

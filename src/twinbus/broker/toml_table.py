@@ -50,6 +50,7 @@ _TICKS_OF = {
 # As the service counts: its 256 KB are 262,144 bytes.
 _BYTES_OF = {"b": 1, "kb": 1024, "mb": 1024 * 1024}
 _KINDS = {
+    type(None): "nothing",  # which TOML does not have, and JSON does
     bool: "true or false",
     int: "a whole number",
     float: "a number",

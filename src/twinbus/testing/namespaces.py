@@ -29,7 +29,7 @@ from twinbus.broker.descriptions import DURATIONS, InvalidDescription
 from twinbus.broker.durations import InvalidDuration, parse_duration
 from twinbus.broker.faults import ActiveFault
 
-from .rules import Rules, read_rules
+from .rules import Rules, made_rules
 
 if TYPE_CHECKING:  # loaded by those who administer: most tests do not
     from azure.servicebus.management import ServiceBusAdministrationClient
@@ -83,7 +83,7 @@ class EmbeddedNamespace:
         `rules` are named, and written as in the file of `twinbus serve`: SQL, or a mapping with `sql` or
         `correlation`, and perhaps an `action`. If they are left out it gets every message.
         """
-        made = read_rules(rules, time.time())
+        made = made_rules(rules, time.time())
         description = SubscriptionDescription(topic, name, rules=made, **_in_ticks(properties))
         description.validate()
         self._thread.run(self._thread.namespace.create_subscription(description))
