@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
 from tests.broker.contract.bus import LOCK_OVER, Bus, Place, QueuePlace, SubscriptionPlace, receive, texts, until
@@ -28,6 +28,14 @@ def living_until(text: str, seconds: int) -> AmqpAnnotatedMessage:
     """A message without a time to live in its header, as some clients send what does not fit there."""
     times = {"creation_time": 1_000_000, "absolute_expiry_time": 1_000_000 + seconds * 1000}
     return AmqpAnnotatedMessage(data_body=text.encode(), properties=times)
+
+
+async def deferred(place: Place) -> ServiceBusReceivedMessage:
+    """A message that lives for ten seconds and was set aside."""
+    await place.put(short_lived("short"))
+    message = await place.receive_one()
+    await place.receiver.defer_message(message)
+    return message
 
 
 class Expiring:
@@ -129,9 +137,7 @@ class Expiring:
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
         place = await open_place()
-        await place.put(short_lived("short"))
-        message = await place.receive_one()
-        await place.receiver.defer_message(message)
+        message = await deferred(place)
         await bus.advance(11)
         assert (await place.peek_texts(), place.queue.counters.deferred) == (["short"], 1)
         with pytest.raises(MessageNotFoundError):
@@ -144,9 +150,7 @@ class Expiring:
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
         place = await open_place(**KEEPS_EXPIRED)
-        await place.put(short_lived("short"))
-        message = await place.receive_one()
-        await place.receiver.defer_message(message)
+        message = await deferred(place)
         await bus.advance(11)
         assert place.dead_letter_queue.counters.active == 0
         with pytest.raises(MessageNotFoundError):
@@ -159,9 +163,7 @@ class Expiring:
         self, open_place: OpenPlace, bus: Bus
     ) -> None:
         place = await open_place(**KEEPS_EXPIRED)
-        await place.put(short_lived("short"))
-        message = await place.receive_one()
-        await place.receiver.defer_message(message)
+        message = await deferred(place)
         [again] = await place.receiver.receive_deferred_messages(message.sequence_number)
         await bus.advance(11)
         await place.receiver.abandon_message(again)
