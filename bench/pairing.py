@@ -30,11 +30,11 @@ from rich.table import Table
 
 from twinbus.broker import Fault, Kind, Namespace, QueueDescription
 from twinbus.broker.background import NamespaceThread
-from twinbus.pairing._async.sender import PairedSender as AsyncPairedSender
-from twinbus.pairing._sync.sender import PairedSender
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
+from twinbus.pairing.sending._sync.sender import PairedSender
 
 QUICK = bool(os.environ.get("QUICK"))
 PAIRS = 40 if QUICK else 400

@@ -25,7 +25,6 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from twinbus.pairing import sdk_seam
 from twinbus.pairing.envelope import wrap
 from twinbus.pipeline.drain.loop import Settings, SparkDrain
 from twinbus.pipeline.session import running_spark
@@ -71,7 +70,7 @@ class Bench:
             batch = sender.create_message_batch()
             for number in range(start, start + LIST):
                 message = ServiceBusMessage(body, message_id=f"{number:032x}")
-                batch.add_message(sdk_seam.from_annotated(wrap(message, DESTINATIONS[number % 2])))
+                batch.add_message(wrap(message, DESTINATIONS[number % 2]))
             sender.send_messages(batch)
 
     def in_process(self) -> float:

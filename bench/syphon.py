@@ -25,7 +25,6 @@ from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
-from twinbus.pairing import sdk_seam
 from twinbus.pairing.envelope import wrap
 
 QUICK = bool(os.environ.get("QUICK"))
@@ -79,7 +78,7 @@ class Bench:
             batch = self.to_backlog.create_message_batch()
             for number in range(start, start + LIST):
                 message = ServiceBusMessage(body, message_id=f"{number:032x}")
-                batch.add_message(sdk_seam.from_annotated(wrap(message, DESTINATIONS[number % 2])))
+                batch.add_message(wrap(message, DESTINATIONS[number % 2]))
             self.to_backlog.send_messages(batch)
 
     def syphon(self, samples: Samples) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus.pairing._async.attempts import Link
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.ping import PING_CONTENT_TYPE, PING_SESSION, ping, ping_message
 from twinbus.pairing.policy import Cause, cause_of
+from twinbus.pairing.sending._async.link import Link
 
 from .checks import Seen, check, described
 from .drill import Drill, Exchange, Listener, Site
@@ -69,7 +69,7 @@ async def session_queue(drill: Drill, seen: Seen) -> None:
     async with opened(site, path) as link:
         await link.open(site.times.answer)
         try:
-            await link.make(link.sender.send_messages, ping_message(), seconds=site.times.answer)
+            await link.call(link.sender.send_messages, ping_message(), seconds=site.times.answer)
             seen.that(False, "refused without a session id")
         except ServiceBusError as error:
             seen.that(

@@ -13,7 +13,6 @@ if typing.TYPE_CHECKING:
     from twinbus.client._sync.receiver import PairedReceiver, RecordedReceiver, record_receives
     from twinbus.client.partnership import Condition
     from twinbus.client.status import BacklogQueueStatus, EntityState, EntityStatus, PairingStatus
-    from twinbus.pairing._sync.sender import PairedSender
     from twinbus.pairing.backlog import ListedQueue
     from twinbus.pairing.errors import (
         AttemptTimeoutError,
@@ -47,6 +46,7 @@ if typing.TYPE_CHECKING:
     from twinbus.pairing.options import SendAvailabilityOptions, SyphonOptions
     from twinbus.pairing.policy import FailoverPolicy
     from twinbus.pairing.receipt import Receipt
+    from twinbus.pairing.sending._sync.sender import PairedSender
 
 __all__ = [
     "AttemptTimeoutError",
@@ -100,7 +100,7 @@ _HOMES = {
     "twinbus.client._sync.receiver": ("PairedReceiver", "RecordedReceiver", "record_receives"),
     "twinbus.client.partnership": ("Condition",),
     "twinbus.client.status": ("BacklogQueueStatus", "EntityState", "EntityStatus", "PairingStatus"),
-    "twinbus.pairing._sync.sender": ("PairedSender",),
+    "twinbus.pairing.sending._sync.sender": ("PairedSender",),
     "twinbus.pairing.backlog": ("ListedQueue",),
     "twinbus.pairing.errors": (
         "AttemptTimeoutError",

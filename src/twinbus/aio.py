@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinbus.client._async.client import PairedServiceBusClient, pair_namespaces
 from twinbus.client._async.receiver import PairedReceiver, RecordedReceiver, record_receives
-from twinbus.pairing._async.sender import PairedSender
+from twinbus.pairing.sending._async.sender import PairedSender
 
 __all__ = [
     "PairedReceiver",

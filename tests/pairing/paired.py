@@ -18,8 +18,8 @@ from twinbus.broker.background import NamespaceThread
 from twinbus.broker.faults import ActiveFault
 from twinbus.broker.queue import Queue
 from twinbus.ledger.recorder import Recorder
-from twinbus.pairing._async.sender import PairedSender as AsyncPairedSender
-from twinbus.pairing._sync.sender import PairedSender
+from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
+from twinbus.pairing.sending._sync.sender import PairedSender
 from twinbus.pairing.core import Clock, Pairing
 from twinbus.pairing.events import Event
 from twinbus.pairing.options import SendAvailabilityOptions

@@ -10,7 +10,8 @@ from random import Random
 
 import pytest
 
-from twinbus.pairing.deadlines import Budget, Pauses, Watchdog
+from twinbus.pairing.sending._sync.watchdog import Watchdog
+from twinbus.pairing.sending.budget import Budget, Pauses
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusAuth
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
 from twinbus.broker import DEFAULT, Kind
-from twinbus.pairing._async.sender import PairedSender as AsyncPairedSender
-from twinbus.pairing._sync.sender import PairedSender
+from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
+from twinbus.pairing.sending._sync.sender import PairedSender
 from twinbus.pairing.errors import PairedClientFaultedError
 from twinbus.pairing.failover import Route
 

@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from tests.pairing.paired import KINDS, PATIENCE, Pair, Stage, text
 
 from twinbus.broker import Kind, Operation
-from twinbus.pairing.deadlines import watchdog
+from twinbus.pairing.sending._sync.watchdog import watchdog
 from twinbus.pairing.errors import AttemptTimeoutError, BacklogUnavailableError
 from twinbus.pairing.events import Diverted, FailedOver
 from twinbus.pairing.failover import Route

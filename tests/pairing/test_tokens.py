@@ -16,7 +16,7 @@ from twinbus.broker import Namespace, NamespaceConfig, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.config import BearerToken
 from twinbus.broker.security import ALL_RIGHTS
-from twinbus.pairing._sync.sender import PairedSender
+from twinbus.pairing.sending._sync.sender import PairedSender
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions

@@ -11,12 +11,13 @@ import logging
 
 from azure.servicebus.aio import ServiceBusClient
 
-from ._async.attempts import Link
-from .core import DuePing, Pairing
+from .core import DuePing, DueProbe, Entity, Pairing
 from .duplicates import DuplicateWindows
 from .namespaces import Namespace
 from .ping import ping
+from .policy import retires_queue
 from .scanning import SCAN_MIN, SessionScanner
+from .sending._async.link import Link
 from .standby import RETRY_MIN, Standby
 from .tasks import Tasks
 
@@ -24,6 +25,8 @@ logger = logging.getLogger("twinbus.pairing")
 
 #: Pings under way at the same time; each has a connection of its own.
 MAX_PINGS = 64
+#: Seconds between two looks for links that are not needed any more.
+CLOSE_IDLE_EVERY = 15.0
 
 
 class Background:
@@ -49,8 +52,11 @@ class Background:
         self._woken = asyncio.Event()
         self._turns = asyncio.Semaphore(MAX_PINGS)
         self._pinging = self._client(self._primary)
+        self._probing = self._client(self._secondary)
         self._pairing.wake = self._wake
         self._tasks.begin(self._act_by_the_clock)
+        self._tasks.begin(self._measure_lag)
+        self._tasks.begin(self._tasks.repeat, self._close_idle_links, CLOSE_IDLE_EVERY)
         try:
             await self.standby.prepare()
             if not self.standby.is_ready:
@@ -95,7 +101,10 @@ class Background:
         while self._pairing.fault is None:
             self._woken.clear()
             for due in self._pairing.tick():
-                self._tasks.begin(self._ping, due)
+                if isinstance(due, DuePing):
+                    self._tasks.begin(self._ping, due)
+                else:
+                    self._tasks.begin(self._probe, due)
             at = self._pairing.next_time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if at is None else max(0.0, at - self._pairing.clock())):
@@ -114,3 +123,39 @@ class Background:
                 self._pairing.ping_ok(due)
             finally:
                 await link.close()
+
+    async def _probe(self, due: DueProbe) -> None:
+        """Open a link of our own: no caller waited long enough to tell whether the place answers."""
+        pairing, place = self._pairing, due.place
+        if isinstance(place, Entity):
+            link, counts = Link(self._pinging.get_queue_sender(place.path), place.path), pairing.options.policy.counts
+        else:
+            path = pairing.queue_path(place)
+            link, counts = Link(self._probing.get_queue_sender(path), path), retires_queue
+        async with self._turns:
+            try:
+                await link.open(pairing.options.attempt_timeout)
+            except Exception as error:
+                pairing.probe_failed(due, error, counts=counts(error))
+            else:
+                pairing.probe_ok(due)
+            finally:
+                await link.close()
+
+    # ---- care ----
+
+    async def _measure_lag(self) -> None:
+        """Notice when this process runs late: then its attempts prove nothing."""
+        lag = self._pairing.lag
+        try:
+            while True:
+                self._pairing.note_lag()
+                await asyncio.sleep(lag.interval)
+        finally:
+            lag.stop()
+
+    async def _close_idle_links(self) -> float:
+        for connections in (self._pairing.primary_connections, self._pairing.backlog_connections):
+            for pool in connections.pools():
+                pool.close_idle(self._pairing.clock())
+        return CLOSE_IDLE_EVERY

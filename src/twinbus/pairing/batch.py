@@ -7,26 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
-from azure.servicebus.amqp import AmqpAnnotatedMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageProperties
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from . import sdk_seam
-from .envelope import overhead
+from .envelope import Message, annotated, detached, overhead
+
+_DATA = AmqpMessageBodyType.DATA
 
 #: A message in one of the forms that the SDK takes.
 AnyMessage = ServiceBusMessage | AmqpAnnotatedMessage | Mapping[str, Any]
 
 
-def as_message(message: AnyMessage) -> ServiceBusMessage:
-    """A message in the usual one of the SDK's forms.
+def as_message(message: AnyMessage) -> Message:
+    """A message as an object.
 
     Raises:
-        TypeError: it is none of them.
+        TypeError: it is none of the forms that the SDK takes.
     """
-    if isinstance(message, ServiceBusMessage):
+    if isinstance(message, (ServiceBusMessage, AmqpAnnotatedMessage)):
         return message
-    if isinstance(message, AmqpAnnotatedMessage):
-        return sdk_seam.from_annotated(message)
     if isinstance(message, Mapping):
         return ServiceBusMessage(**message)
     raise TypeError(
@@ -35,18 +34,18 @@ def as_message(message: AnyMessage) -> ServiceBusMessage:
     )
 
 
-def identify(message: ServiceBusMessage) -> tuple[str, bool]:
+def identify(message: Message) -> tuple[str, bool]:
     """The id of a message, and whether it had none and was given a new one.
 
     With an id, duplicate detection can tell the copy of an attempt that was given up on and arrived all the same.
     """
-    # The message's own attribute takes ten times as long.
-    properties = message.raw_amqp_message.properties
+    raw = annotated(message)
+    properties = raw.properties
     found: Any = None if properties is None else properties.message_id
     if found is None:
         new = os.urandom(16).hex()
         if properties is None:
-            message.message_id = new
+            raw.properties = AmqpMessageProperties(message_id=new)
         else:
             properties.message_id = new
         return new, True
@@ -55,11 +54,17 @@ def identify(message: ServiceBusMessage) -> tuple[str, bool]:
     return found.decode(errors="replace") if isinstance(found, bytes) else str(found), False
 
 
-def unidentify(message: ServiceBusMessage) -> None:
+def unidentify(message: Message) -> None:
     """Take the id away that `identify` has given."""
-    properties = message.raw_amqp_message.properties
+    properties = annotated(message).properties
     assert properties is not None
     properties.message_id = None
+
+
+def body_size(message: Message) -> int | None:
+    """The bytes of a body of data sections; None for other bodies."""
+    raw = annotated(message)
+    return sum(map(len, raw.body)) if raw.body_type is _DATA else None
 
 
 class EnvelopeBatch(ServiceBusMessageBatch):
@@ -74,15 +79,20 @@ class EnvelopeBatch(ServiceBusMessageBatch):
         self, limit: int, destination: str, *, leaves_room: bool, max_size_in_bytes: int | None = None, **options: Any
     ) -> None:
         self._most = max_size_in_bytes or limit
-        super().__init__(max_size_in_bytes=self._most, **sdk_seam.encoding_once(), **options)
         self._limit = limit
         self._destination = destination
         self._leaves_room = leaves_room
-        self._taken: list[Any] = []
+        self._added: list[Message] = []
         #: The ids of the messages, in their order.
         self.message_ids: list[str] = []
         #: The bytes that the envelopes will add.
         self.room = 0
+        super().__init__(max_size_in_bytes=self._most, **options)
+
+    @property
+    def max_size_in_bytes(self) -> int:
+        """The most bytes that it can hold; less with every envelope that needs room."""
+        return min(self._most, self._limit - self.room) if self._leaves_room else self._most
 
     def add_message(self, message: AnyMessage) -> None:
         """Add a message.
@@ -90,27 +100,19 @@ class EnvelopeBatch(ServiceBusMessageBatch):
         Raises:
             MessageSizeExceededError: the batch is full.
         """
-        one = as_message(message)
-        message_id, is_new = identify(one)
-        room = self.room + overhead(one, self._destination)
-        self._leave(room)
+        # A copy: the object can be changed and added again.
+        one = detached(annotated(as_message(message)))
+        message_id, _ = identify(one)
+        room = overhead(one, self._destination)
+        self.room += room
         try:
             super().add_message(one)
         except MessageSizeExceededError:
-            self._leave(self.room)
+            self.room -= room
             raise
-        else:
-            self.room = room
-            self.message_ids.append(message_id)
-            self._taken.append(sdk_seam.snapshot(one))
-        finally:
-            if is_new:
-                unidentify(one)
+        self.message_ids.append(message_id)
+        self._added.append(one)
 
-    def _leave(self, room: int) -> None:
-        if self._leaves_room:
-            self._max_size_in_bytes = min(self._most, self._limit - room)
-
-    def added(self) -> list[ServiceBusMessage]:
+    def added(self) -> list[Message]:
         """The messages as they were when they were added."""
-        return [sdk_seam.from_snapshot(taken) for taken in self._taken]
+        return list(self._added)

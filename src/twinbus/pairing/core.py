@@ -1,8 +1,8 @@
-"""What all senders, pings and pumps of one pairing share: the failover of each entity, the rotation, the events.
+"""The state that all senders, pings and pumps of one pairing share: failover of each entity, rotation, events.
 
-It decides nothing by itself: `failover.py` and `rotation.py` do. It holds the lock that they need, knows the time, and
-turns what has changed into events and log lines. Whoever acts by the clock (the background) is woken when there is
-something new to wait for.
+It decides nothing by itself: `failover.py`, `evidence.py` and `rotation.py` do. It holds the lock that they need, knows
+the time, and turns what has changed into events and log lines. The background, which acts by the clock, is woken when
+there is something new to wait for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random, SystemRandom
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
+
+from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.ledger.recorder import NullRecorder, Recorder
 
@@ -27,28 +31,50 @@ from .events import (
     PingFailed,
     PingSent,
     Recovered,
+    StarvedWarning,
     Suspected,
 )
+from .evidence import Evidence
 from .failover import FailedOver as OverState
 from .failover import FailoverMachine, Healthy, Routing, State, Suspect, Transition
+from .lag import LATE_SHARE, Lag
 from .naming import backlog_path, check_primary_name, entity_key
 from .options import SendAvailabilityOptions
 from .rotation import Rotation, SenderChoice
-from .sessions import DivertedSessions
+from .sending.slots import Connections
+from .sessions import DivertedSessions, SessionTurns
 
 logger = logging.getLogger("twinbus.pairing")
 
 Clock = Callable[[], float]
 
 
+class Attempt(NamedTuple):
+    """When an attempt began, how much lag the process had until then, and in which epoch of the entity."""
+
+    began: float
+    lag: float
+    epoch: int = 0
+
+
+class RouteListener(Protocol):
+    """Someone who has to know at once when an entity has failed over or is back."""
+
+    def route_changed(self) -> None: ...
+
+
 class Entity:
     """One queue or topic of the primary, as this pairing sees it."""
 
-    __slots__ = ("is_warned_of_size", "last_error", "machine", "needs_session", "path", "routed")
+    __slots__ = ("is_warned_of_size", "last_error", "listeners", "machine", "needs_session", "path", "routed")
 
     def __init__(self, path: str, options: SendAvailabilityOptions) -> None:
         self.path = path
-        self.machine = FailoverMachine(options.failover_interval, options.ping_primary_interval)
+        self.machine = FailoverMachine(
+            options.failover_interval, options.ping_primary_interval, options.attempt_timeout
+        )
+        #: The pools of links to it.
+        self.listeners: WeakSet[RouteListener] = WeakSet()
         #: The last answer that no clock will change, and in which state it was given: every send asks.
         self.routed: tuple[State, Routing] = (self.machine.state, self.machine.route(0.0))
         #: Why the primary was last given up on, for events and `BacklogUnavailableError`.
@@ -64,6 +90,16 @@ class DuePing:
 
     entity: Entity
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueProbe:
+    """A link that the background has to open now, to an entity or to a backlog queue; `epoch` goes back with the
+    result."""
+
+    place: Entity | int
+    epoch: int
+    attempt: Attempt
 
 
 class Pairing:
@@ -92,11 +128,18 @@ class Pairing:
         self.wake: Callable[[], None] = lambda: None
         #: The sessions that have to go through the backlog; None unless order within a session is kept.
         self.diverted_sessions = DivertedSessions() if options.order == "session" else None
+        self.session_turns = SessionTurns()
         #: For choices that others must not share: a queue at random, pauses.
         self.random = random or SystemRandom()
         self._lock = threading.Lock()
         self._entities: dict[str, Entity] = {}
         self._rotation = Rotation(options.backlog_queue_count, options.backlog_cooldown)
+        self._queues = [Evidence(options.attempt_timeout) for _ in range(options.backlog_queue_count)]
+        self.lag = Lag(options.attempt_timeout)
+        self._is_warned_of_lag = False
+        #: The connections of this client's senders.
+        self.primary_connections = Connections(options.max_connections)
+        self.backlog_connections = Connections(options.max_connections)
         self._fault: PairedClientFaultedError | None = None
 
     def learn_primary_name(self, primary_name: str) -> None:
@@ -144,20 +187,46 @@ class Pairing:
                 entity.routed = state, routing
         return routing
 
-    def sent_ok(self, entity: Entity, epoch: int) -> None:
+    def begin(self, entity: Entity | None = None) -> Attempt:
+        """An attempt begins, on an entity of the primary or on a backlog queue."""
+        now = self.clock()
+        return Attempt(now, self.lag.total(now), 0 if entity is None else entity.machine.epoch)
+
+    def was_late(self, attempt: Attempt) -> bool:
+        """Whether the process itself was too busy during an attempt for its failure to say anything."""
+        now = self.clock()
+        return self.lag.total(now) - attempt.lag > LATE_SHARE * (now - attempt.began)
+
+    def sent_ok(self, entity: Entity) -> None:
         """The primary has accepted a send."""
-        if type(entity.machine.state) is Healthy:
-            return  # nothing to clear: the usual case, for the price of a look
+        machine = entity.machine
+        if type(machine.state) is Healthy and machine.evidence.silent_since is None:
+            machine.evidence.answered_at = self.clock()  # the usual case, for the price of a look
+            return
         with self._lock:
-            transitions = entity.machine.sent_ok(self.clock(), epoch)
+            now = self.clock()
+            machine.evidence.answered(now)
+            transitions = machine.sent_ok(now)
         self._announce(entity, transitions)
 
-    def sent_failed(self, entity: Entity, epoch: int, error: BaseException) -> None:
-        """A send to the primary has failed on a fresh link, in a way that counts."""
+    def answered(self, entity: Entity) -> None:
+        """The primary has answered, whatever it said, or a link to it was opened."""
+        with self._lock:
+            entity.machine.evidence.answered(self.clock())
+
+    def sent_failed(self, entity: Entity, attempt: Attempt, error: BaseException) -> None:
+        """A conclusive attempt on the primary has failed in a way that counts."""
         with self._lock:
             entity.last_error = error
-            transitions = entity.machine.sent_failed(self.clock(), epoch)
+            transitions = entity.machine.sent_failed(self.clock(), attempt.epoch, attempt.began)
         self._announce(entity, transitions)
+
+    def sent_unclear(self, entity: Entity, attempt: Attempt) -> None:
+        """An attempt on the primary was cut short, by its caller or by the lag of this process: it proves nothing."""
+        with self._lock:
+            is_news = entity.machine.sent_unclear(self.clock(), attempt.epoch, attempt.began)
+        if is_news:
+            self.wake()
 
     def fail_over(self, path: str) -> None:
         """Send to the backlog, without pings, until `fail_back`."""
@@ -207,14 +276,41 @@ class Pairing:
         self._announce_restored(restored)
         return index
 
-    def queue_failed(self, index: int, error: BaseException) -> None:
-        """A backlog queue cannot be reached or is full: no sender of this pairing uses it for a while."""
+    def queue_failed(self, index: int, error: BaseException, attempt: Attempt | None = None) -> None:
+        """A backlog queue does not take messages: no sender of this pairing uses it for a while.
+
+        Of an attempt without an answer, `attempt` is when it began: if another one was answered since, nothing happens.
+        """
         with self._lock:
+            if attempt is not None and not self._queues[index].convicts(attempt.began):
+                return
             is_news = self._rotation.retire(index, self.clock(), error)
+            self._queues[index].forget()
         if is_news:
             logger.warning("Backlog queue %s leaves the rotation: %s", self.queue_path(index), type(error).__name__)
             self.publish(BacklogQueueRetired(queue=self.queue_path(index), error=error))
         self.wake()
+
+    def queue_unclear(self, index: int, attempt: Attempt) -> None:
+        """An attempt on a backlog queue was cut short: it proves nothing."""
+        with self._lock:
+            is_news = self._rotation.is_in_rotation(index) and self._queues[index].unclear(attempt.began)
+        if is_news:
+            self.wake()
+
+    def queue_answered(self, index: int) -> None:
+        """A backlog queue has answered, or a link to it was opened."""
+        evidence = self._queues[index]
+        if evidence.silent_since is None:
+            evidence.answered_at = self.clock()
+            return
+        with self._lock:
+            evidence.answered(self.clock())
+
+    def is_in_rotation(self, index: int) -> bool:
+        """Whether senders use a backlog queue."""
+        with self._lock:
+            return self._rotation.is_in_rotation(index)
 
     @property
     def retired_count(self) -> int:
@@ -234,26 +330,77 @@ class Pairing:
         """When `tick` has something to do next, by this pairing's clock."""
         with self._lock:
             times = [entity.machine.next_time() for entity in self._entities.values()]
+            times += [evidence.probe_at() for evidence in self._queues]
             times.append(self._rotation.next_time())
         return min((at for at in times if at is not None), default=None)
 
-    def tick(self) -> list[DuePing]:
-        """Do what the clock asks for, and return the pings to send now. Each must be answered for."""
+    def tick(self) -> list[DuePing | DueProbe]:
+        """Do what the clock asks for, and return the pings and probes to make now. Each must be answered for."""
         now = self.clock()
         changed: list[tuple[Entity, list[Transition]]] = []
-        due: list[DuePing] = []
+        due: list[DuePing | DueProbe] = []
         with self._lock:
             restored = self._rotation.tick(now)
             for entity in self._entities.values():
                 changed.append((entity, entity.machine.tick(now)))
                 if entity.machine.ping_due(now):
                     due.append(DuePing(entity, entity.machine.ping_started(now)))
+                elif entity.machine.probe_due(now):
+                    due.append(DueProbe(entity, entity.machine.probe_started(now), self.begin()))
+            for index, evidence in enumerate(self._queues):
+                at = evidence.probe_at()
+                if at is not None and now >= at:
+                    evidence.probe_started()
+                    due.append(DueProbe(index, 0, self.begin()))
         for entity, transitions in changed:
             self._announce(entity, transitions)
         self._announce_restored(restored)
-        for ping in due:
-            self.publish(PingSent(entity=ping.entity.path))
+        for one in due:
+            if isinstance(one, DuePing):
+                self.publish(PingSent(entity=one.entity.path))
         return due
+
+    def probe_ok(self, probe: DueProbe) -> None:
+        """A probe has opened a link."""
+        now = self.clock()
+        with self._lock:
+            if isinstance(probe.place, Entity):
+                probe.place.machine.probe_ok(now, probe.epoch)
+            else:
+                self._queues[probe.place].answered(now)
+                self._queues[probe.place].probe_ended(now)
+        self.wake()
+
+    def probe_failed(self, probe: DueProbe, error: BaseException, *, counts: bool) -> None:
+        """A probe has failed; `counts` says whether that means that the place cannot be reached."""
+        place, now = probe.place, self.clock()
+        is_late = isinstance(error, OperationTimeoutError) and self.was_late(probe.attempt)
+        if not counts:
+            self.probe_ok(probe)  # whatever it said: there was an answer
+        elif isinstance(place, Entity):
+            with self._lock:
+                place.last_error = error
+                transitions = place.machine.probe_failed(now, probe.epoch, is_conclusive=not is_late)
+            self._announce(place, transitions)
+        else:
+            with self._lock:
+                is_silent = self._queues[place].probe_ended(now) is not None
+            if is_silent and not is_late:
+                self.queue_failed(place, error)
+        self.wake()
+
+    def note_lag(self) -> None:
+        """A tick of the background, for `lag`; a process that runs very late is warned of once."""
+        late = self.lag.tick(self.clock())
+        if late > self.options.attempt_timeout / 4 and not self._is_warned_of_lag:
+            self._is_warned_of_lag = True
+            logger.warning(
+                "%s: this process ran %.1f s late. It is too busy to judge the primary: attempts without an answer do"
+                " not count meanwhile.",
+                self.name,
+                late,
+            )
+            self.publish(StarvedWarning(lag=late))
 
     def ping_ok(self, ping: DuePing) -> None:
         """The entity is back: everybody sends to it again, at once."""
@@ -311,6 +458,11 @@ class Pairing:
                 entity.last_error = None
                 logger.warning("%s is back: its messages go to the primary", path)
                 self.publish(Recovered(entity=path, forced=forced))
+            if transition in (Transition.FAILED_OVER, Transition.RECOVERED):
+                for listener in list(entity.listeners):
+                    listener.route_changed()
+            if transition is Transition.FAILED_OVER and self.diverted_sessions is not None:
+                self.diverted_sessions.end_holds(path)
         if transitions:
             self.wake()
 

@@ -59,7 +59,7 @@ def wrap(message: Message, destination: str) -> AmqpAnnotatedMessage:
         ValueError: the destination, session id, time to live, expiry, creation or scheduled time is out of its bounds.
         TypeError: one of them is of a type that the SDK cannot send there.
     """
-    raw = _copied(_annotated(message))
+    raw = _copied(annotated(message))
     kept: dict[str, Any] = {aliases.PATH: _path(destination)}
     header, properties = raw.header, raw.properties
     # Most messages have nothing to clear, and each is on the way of a send.
@@ -87,7 +87,7 @@ def wrap_all(messages: Iterable[Message], destination: str) -> list[AmqpAnnotate
 
 def overhead(message: Message, destination: str) -> int:
     """The most bytes that the envelope adds to the message, alone or in a batch, told without encoding it."""
-    raw = _annotated(message)
+    raw = annotated(message)
     size = _SECTION_SIZE + _BATCH_ENTRY_SIZE + _text_size(aliases.PATH) + _text_size(destination)
     properties, header = raw.properties, raw.header
     names: list[str] = []
@@ -112,7 +112,7 @@ def encoded_size(message: Message) -> int:
     batch = ServiceBusMessageBatch(max_size_in_bytes=_ANY_SIZE)
     before = batch.size_in_bytes
     # Measuring must not change the user's object, but the SDK decodes properties of type bytes in place.
-    raw = copy.copy(_annotated(message))
+    raw = copy.copy(annotated(message))
     if raw.application_properties:
         raw.application_properties = dict(raw.application_properties)
     batch.add_message(raw)
@@ -127,7 +127,7 @@ def oversize(message: Message, destination: str, limit: int) -> Oversize | None:
     Costs next to nothing for a body of bytes well below the limit: properties are taken to be no larger than the
     service allows. Raises what `wrap` raises where it has to look closer.
     """
-    raw = _annotated(message)
+    raw = annotated(message)
     # As much again for the envelope: it holds at most what was in the properties, and names.
     if raw.body_type is AmqpMessageBodyType.DATA and sum(map(len, raw.body)) + 2 * MAX_PROPERTIES_SIZE < limit:
         return None
@@ -191,8 +191,22 @@ def _own_name(name: Any) -> Any:
     return aliases.OWN + text if aliases.is_taken(text) else name
 
 
-def _annotated(message: Message) -> AmqpAnnotatedMessage:
+def annotated(message: Message) -> AmqpAnnotatedMessage:
     return message if isinstance(message, AmqpAnnotatedMessage) else message.raw_amqp_message
+
+
+def detached(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:
+    """A copy that stays as it is whatever the owner of the message changes, but for its body."""
+    copied = _copied(raw)
+    if raw.properties is not None:
+        copied.properties = copy.copy(raw.properties)
+    if raw.header is not None:
+        copied.header = copy.copy(raw.header)
+    if raw.application_properties:
+        copied.application_properties = dict(raw.application_properties)
+    if raw.annotations:
+        copied.annotations = dict(raw.annotations)
+    return copied
 
 
 def _copied(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:

@@ -9,6 +9,8 @@
         ├── ScheduledInBacklogError
         ├── EntityFailedOverError
         ├── AttemptTimeoutError    also an OperationTimeoutError
+        ├── NoFreeLinkError        also an OperationTimeoutError
+        ├── HungCallsError         also an OperationTimeoutError
         └── EnvelopeTooLargeError  also a MessageSizeExceededError
 
 Code that catches the SDK's `ServiceBusError` catches all of them. Bad options are a `ValueError` or `TypeError`.
@@ -115,6 +117,46 @@ class AttemptTimeoutError(TwinbusError, OperationTimeoutError):
         )
         self.entity = entity
         self.seconds = seconds
+
+
+class NoFreeLinkError(TwinbusError, OperationTimeoutError):
+    """The call's time was over before it had a link of its own: nothing was sent, and this says nothing about the
+    namespace. Raise `max_links`, use more senders, or give calls more time."""
+
+    def __init__(self, entity: str, max_links: int, seconds: float) -> None:
+        links = "The link" if max_links == 1 else f"All {max_links} links"
+        OperationTimeoutError.__init__(
+            self,
+            message=f"{links} of this sender to '{entity}' were in use by other calls for {seconds:.3g} s. Nothing was"
+            " tried: the message was not sent. Raise max_links, or allow a longer timeout.",
+        )
+        self.entity = entity
+        self.max_links = max_links
+        self.seconds = seconds
+
+    @classmethod
+    def for_session(cls, entity: str, session: str, seconds: float) -> NoFreeLinkError:
+        """Earlier calls of the same session took all of the call's time, where order within sessions is kept."""
+        error = cls(entity, 1, seconds)
+        error.message = (
+            f"Earlier calls for session '{session}' of '{entity}' took all of the call's {seconds:.3g} s. Nothing was"
+            " tried: the message was not sent. Allow a longer timeout, or use more sessions."
+        )
+        error.args = (error.message,)
+        return error
+
+
+class HungCallsError(TwinbusError, OperationTimeoutError):
+    """Calls that were given up on still hang in the SDK, as many as there may be links: no more are made."""
+
+    def __init__(self, entity: str, count: int) -> None:
+        OperationTimeoutError.__init__(
+            self,
+            message=f"{count} calls to '{entity}' hang in the SDK, which offers no way to end them: no new link is"
+            " opened until one of them returns.",
+        )
+        self.entity = entity
+        self.count = count
 
 
 class EnvelopeTooLargeError(TwinbusError, MessageSizeExceededError):

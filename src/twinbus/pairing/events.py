@@ -123,6 +123,13 @@ class OversizeWarning(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StarvedWarning(Event):
+    """This process ran `lag` seconds late: it is too busy to tell an outage from its own delay. Once per client."""
+
+    lag: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogWarning(Event):
     """Something about a backlog queue, or about an entity's use of the backlog, that its owner should look at."""
 

@@ -7,9 +7,10 @@
 One machine for each entity and pairing, used by all senders of that entity. Pure: every method is told the time (in
 seconds of a clock that never goes back) and answers at once. Not thread-safe: the caller holds a lock.
 
-Whoever drives it calls `tick` at `next_time`, so that the interval ends by the clock and not by the next send, and
-then starts a ping if `ping_due` says so. An answer comes with the epoch in which its attempt began: the epoch changes
-with every change of route, and a failure from before the change says nothing about after.
+The background calls `tick` at `next_time`, so that the interval ends by the clock and not by the next send, and then
+starts a ping if `ping_due` says so, or a probe if `probe_due` does. The result of an attempt comes with the epoch in
+which it began: the epoch changes with every change of route, and a failure from before the change says nothing about
+after. `evidence.py` decides which failures count.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
+
+from .evidence import Evidence
 
 #: The longest time between two pings, however often an entity has relapsed.
 MAX_PING_INTERVAL = 30 * 60.0
@@ -75,7 +78,7 @@ State = Healthy | Suspect | FailedOver
 class FailoverMachine:
     """The failover of one entity; times are in seconds."""
 
-    def __init__(self, failover_interval: float, ping_primary_interval: float) -> None:
+    def __init__(self, failover_interval: float, ping_primary_interval: float, attempt_timeout: float = 10.0) -> None:
         self.failover_interval = failover_interval
         self.ping_primary_interval = ping_primary_interval
         #: The ping interval in use: longer than the option's after a relapse.
@@ -83,6 +86,7 @@ class FailoverMachine:
         self.epoch = 0
         #: As of the last call; the clock may have gone on since.
         self.state: State = Healthy()
+        self.evidence = Evidence(attempt_timeout)
 
     # ---- questions, which change nothing ----
 
@@ -99,7 +103,14 @@ class FailoverMachine:
                 return self._ends(suspect)
             case FailedOver(next_ping=at, is_forced=False, is_pinging=False):
                 return at
+            case Healthy():
+                return self.evidence.probe_at()
         return None
+
+    def probe_due(self, now: float) -> bool:
+        """Whether a probe should be made now. Call `tick` first."""
+        at = self.evidence.probe_at()
+        return isinstance(self.state, Healthy) and at is not None and now >= at
 
     def ping_due(self, now: float) -> bool:
         """Whether a ping should be sent now. Call `tick` first."""
@@ -125,7 +136,7 @@ class FailoverMachine:
             self.ping_interval = self.ping_primary_interval
         return []
 
-    def sent_ok(self, now: float, epoch: int) -> list[Transition]:
+    def sent_ok(self, now: float) -> list[Transition]:
         """A send to the primary was accepted. It ends the suspicion whenever it began: the entity has answered now.
 
         It does not end a failover; only a ping does.
@@ -136,19 +147,55 @@ class FailoverMachine:
             return [Transition.CLEARED]
         return transitions
 
-    def sent_failed(self, now: float, epoch: int) -> list[Transition]:
-        """A send to the primary has failed in a way that counts, on a fresh link."""
+    def sent_failed(self, now: float, epoch: int, began: float | None = None) -> list[Transition]:
+        """A conclusive attempt on the primary that began at `began` has failed in a way that counts."""
         transitions = self.tick(now)
-        if epoch != self.epoch or not isinstance(self.state, Healthy):
+        if epoch != self.epoch or not self.evidence.convicts(now if began is None else began):
             return transitions
+        return transitions + self._suspect(now, since=now)
+
+    def _suspect(self, now: float, since: float) -> list[Transition]:
+        if not isinstance(self.state, Healthy):
+            return []
         if self.is_on_probation(now):
             # The ping gets through and sends do not: ask less often, and not at once, or it would go on like this.
             self.ping_interval = min(2 * self.ping_interval, MAX_PING_INTERVAL)
             return self._fail_over(now, first_ping=now + self.ping_interval)
         if self.failover_interval == 0:
             return self._fail_over(now)
-        self.state = Suspect(since=now)
-        return [Transition.SUSPECTED]
+        self.state = Suspect(since)
+        return [Transition.SUSPECTED, *self.tick(now)]
+
+    def sent_unclear(self, now: float, epoch: int, began: float) -> bool:
+        """An attempt that began at `began` was cut short; true if a silence begins with it."""
+        return epoch == self.epoch and isinstance(self.state, Healthy) and self.evidence.unclear(began)
+
+    def probe_started(self, now: float) -> int:
+        """A due probe is under way, and no other will be due before its result; returns the epoch for that.
+
+        Raises:
+            RuntimeError: none was due.
+        """
+        if not self.probe_due(now):
+            raise RuntimeError("no probe is due")
+        self.evidence.probe_started()
+        return self.epoch
+
+    def probe_ok(self, now: float, epoch: int) -> None:
+        """A probe has opened a link: the silence is over."""
+        if epoch == self.epoch:
+            self.evidence.answered(now)
+            self.evidence.probe_ended(now)
+
+    def probe_failed(self, now: float, epoch: int, is_conclusive: bool = True) -> list[Transition]:
+        """A probe has failed. If that is conclusive it counts from the beginning of the silence."""
+        transitions = self.tick(now)
+        if epoch != self.epoch:
+            return transitions
+        silent_since = self.evidence.probe_ended(now)
+        if silent_since is None or not is_conclusive:
+            return transitions
+        return transitions + self._suspect(now, since=silent_since)
 
     def ping_started(self, now: float) -> int:
         """A due ping is under way, and no other will be due before its result; returns the epoch for that.
@@ -193,6 +240,7 @@ class FailoverMachine:
             return [*transitions, *self._recover(now)]
         if isinstance(self.state, Suspect):
             self.epoch += 1
+            self.evidence.forget()
             self.state = Healthy()
             return [*transitions, Transition.CLEARED]
         return transitions
@@ -209,10 +257,12 @@ class FailoverMachine:
 
     def _fail_over(self, at: float, first_ping: float | None = None, is_forced: bool = False) -> list[Transition]:
         self.epoch += 1
+        self.evidence.forget()
         self.state = FailedOver(at, at if first_ping is None else first_ping, is_forced)
         return [Transition.FAILED_OVER]
 
     def _recover(self, now: float) -> list[Transition]:
         self.epoch += 1
+        self.evidence.forget()
         self.state = Healthy(probation_until=now + max(self.failover_interval, self.ping_interval))
         return [Transition.RECOVERED]

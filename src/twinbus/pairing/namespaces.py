@@ -10,13 +10,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import certifi
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 
 from .connection_strings import ConnectionString
 from .naming import primary_name_of
+from .sdk.tls import client_tls
+from .sdk.tokens import BoundedCredential
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 #: Runs a coroutine elsewhere and waits for its result, at most so many seconds.
 Run = Callable[[Coroutine[Any, Any, Any], float], Any]
 
+#: Bounds for what the SDK would wait for without one. An attempt is given up on after `attempt_timeout` anyway.
 TOKEN_TIMEOUT = 60.0
+HANDSHAKE_TIMEOUT = 30.0
 
 # What the administration client understands of the options of the other clients.
 _ADMINISTRATION_OPTIONS = ("logging_enable", "user_agent")
@@ -125,12 +128,14 @@ class Namespace:
             if run is None:
                 raise TypeError("credential is asynchronous: a synchronous client needs a synchronous one")
             credential = _Blocking(credential, run)
-        return {**self._address, "credential": credential, **self.client_options, **overrides}
+        elif not _is_fixed(credential):
+            credential = BoundedCredential(credential, TOKEN_TIMEOUT)
+        tls = {"ssl_context": self.tls_context()}
+        return {**self._address, "credential": credential, **self.client_options, **tls, **overrides}
 
     def async_arguments(self, **overrides: Any) -> dict[str, Any]:
         """The same for the asynchronous client."""
         credential = self._async_credential()
-        # The synchronous one cannot use it: it would not check the name of the host.
         tls = {"ssl_context": self.tls_context()}
         return {**self._address, "credential": credential, **self.client_options, **tls, **overrides}
 
@@ -156,12 +161,12 @@ class Namespace:
         return ServiceBusAdministrationClient(host, self._async_credential(), **options)
 
     def tls_context(self) -> ssl.SSLContext:
-        """One for all connections: the SDK would read all certificate authorities anew for each, plain ones too."""
+        """One for all connections: the SDK would read all certificate authorities for each, plain ones too."""
         if self._tls is None:
-            given = self.client_options.get("ssl_context")
-            self._tls = given or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            given: ssl.SSLContext | None = self.client_options.get("ssl_context")
             if given is None and self.use_tls:
-                self._tls.load_verify_locations(self.client_options.get("connection_verify") or certifi.where())
+                given = client_tls(self.client_options.get("connection_verify"), HANDSHAKE_TIMEOUT)
+            self._tls = given or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return self._tls
 
     @property

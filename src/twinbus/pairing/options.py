@@ -18,6 +18,8 @@ TimeToLive = Literal["remaining", "restart"]
 Order = Literal["session"]
 
 MINUTE = 60.0
+#: The most links of one sender to one place, and the most connections that a namespace takes.
+MAX_LINKS, MAX_CONNECTIONS = 256, 5000
 
 
 _MAX_NUMBER = 1e300
@@ -95,6 +97,9 @@ class SyphonOptions:
 class SendAvailabilityOptions:
     """How sends stay available. Times are seconds or `timedelta`.
 
+    `max_links` is how many calls of one sender can be under way at the same time, at the primary and at each backlog
+    queue; `max_connections` bounds the links of all senders of a client to one namespace.
+
     Beyond what the names say: `while_suspect` is what becomes of a message that failed before the failover, `ttl`
     whether time in the backlog counts, `order="session"` keeps the order within a session, `policy` decides which
     failures count. `create_backlog=False` needs no Manage right: the queues exist. `strict` makes a start-up fail if
@@ -112,6 +117,8 @@ class SendAvailabilityOptions:
     enable_syphon: bool = False
     attempt_timeout: Duration = Duration(10.0, minimum=0.1, maximum=2 * MINUTE)
     backlog_cooldown: Duration = Duration(1 * MINUTE, minimum=1.0)
+    max_links: int = 16
+    max_connections: int = 200
     probe: Probe = "ping"
     while_suspect: WhileSuspect = "divert"
     ttl: TimeToLive = "remaining"
@@ -125,6 +132,8 @@ class SendAvailabilityOptions:
 
     def __post_init__(self) -> None:
         _check_count("backlog_queue_count", self.backlog_queue_count)
+        _check_count("max_links", self.max_links, MAX_LINKS)
+        _check_count("max_connections", self.max_connections, MAX_CONNECTIONS)
         for name in ("enable_syphon", "create_backlog", "strict", "refuse_oversize"):
             _check_type(name, getattr(self, name), bool)
         _check_choice("probe", self.probe, get_args(Probe))
@@ -145,11 +154,12 @@ def _number(name: str, value: Any) -> float:
     return float(value) if abs(value) < _MAX_NUMBER else math.inf
 
 
-def _check_count(name: str, value: Any) -> None:
+def _check_count(name: str, value: Any, maximum: float = math.inf) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value!r}")
+    if not 1 <= value <= maximum:
+        bounds = "at least 1" if maximum == math.inf else f"from 1 to {maximum:g}"
+        raise ValueError(f"{name} must be {bounds}, not {value!r}")
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:

@@ -8,22 +8,35 @@ from datetime import datetime
 from typing import Any
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from . import sdk_seam
-from .batch import AnyMessage, EnvelopeBatch, as_message, identify, unidentify
-from .envelope import MAX_PROPERTIES_SIZE, Oversize, encoded_size, overhead, oversize, wrap, wrap_all
-from .errors import EnvelopeTooLargeError
+from . import aliases
+from .batch import AnyMessage, EnvelopeBatch, as_message, body_size, identify, unidentify
+from .envelope import (
+    MAX_PROPERTIES_SIZE,
+    Message,
+    Oversize,
+    annotated,
+    encoded_size,
+    overhead,
+    oversize,
+    wrap,
+    wrap_all,
+)
+from .errors import EnvelopeTooLargeError, TwinbusError
+from .sdk import internals
 
-#: No batch is larger, on any tier.
-ANY_SIZE = 1 << 62
 #: What an entity of the Standard tier takes, in bytes: the least of all tiers.
 STANDARD_LIMIT = 256 * 1024
+#: What a batch has besides its messages, at most.
+BATCH_SIZE = 512
 # A body below this leaves enough for properties and envelope.
 _SMALL = STANDARD_LIMIT - 2 * MAX_PROPERTIES_SIZE
 # Hardly any envelope adds more to a message, whatever it has to keep.
 _LARGE_ENVELOPE = 1024
 
-Payload = ServiceBusMessage | ServiceBusMessageBatch
+#: What the SDK's `send_messages` is given.
+Payload = ServiceBusMessage | AmqpAnnotatedMessage | ServiceBusMessageBatch | list[Any]
 
 
 class Parcel(ABC):
@@ -39,8 +52,8 @@ class Parcel(ABC):
     #: Whether it fits the backlog of any tier for sure.
     is_small = False
     #: Those that were given an id.
-    nameless: Sequence[ServiceBusMessage] = ()
-    #: What the SDK is given on the way to the primary, once it was made ready.
+    nameless: Sequence[Message] = ()
+    #: What the SDK is given on the way to the primary; None if it is to be scheduled.
     payload: Payload | None = None
     #: How often it was tried so far, and why the primary did not take it.
     attempts = 0
@@ -54,12 +67,8 @@ class Parcel(ABC):
 
     @property
     @abstractmethod
-    def messages(self) -> Sequence[ServiceBusMessage]:
+    def messages(self) -> Sequence[Message]:
         """All of them, in their order."""
-
-    def make_ready(self) -> Payload | None:
-        """Make the payload, if there is to be one: what is scheduled has none. In a failover it is not needed."""
-        return self.payload
 
     def accepted(self) -> None:
         """The call has succeeded."""
@@ -82,7 +91,7 @@ class Parcel(ABC):
         Raises:
             ValueError: there are messages of several sessions, which may have to take different ways.
         """
-        sessions = {message.session_id for message in self.messages}
+        sessions = {_session_of(message) for message in self.messages}
         if len(sessions) > 1:
             raise ValueError('with order="session" all messages of one call must have the same session_id')
         return next(iter(sessions), None)
@@ -104,13 +113,13 @@ class Parcel(ABC):
             found = None if self.is_small else oversize(message, self.destination, limit)
             if found is not None:
                 raise EnvelopeTooLargeError(self.destination, found.size, limit, found.overhead)
-            return sdk_seam.from_annotated(wrap(message, self.destination))
-        batch = sdk_seam.new_batch(ANY_SIZE)
-        for wrapped in wrap_all(messages, self.destination):
-            batch.add_message(wrapped)
-        if batch.size_in_bytes > limit:
-            raise EnvelopeTooLargeError(self.destination, batch.size_in_bytes, limit, self._room())
-        return batch
+            return wrap(message, self.destination)
+        wrapped = wrap_all(messages, self.destination)
+        if not self.is_small:
+            size = batch_size(wrapped)
+            if size > limit:
+                raise EnvelopeTooLargeError(self.destination, size, limit, self._room())
+        return wrapped
 
     def _room(self) -> int:
         return sum(overhead(message, self.destination) for message in self.messages)
@@ -119,44 +128,53 @@ class Parcel(ABC):
 class Single(Parcel):
     """One message."""
 
-    def __init__(self, message: ServiceBusMessage, destination: str) -> None:
+    def __init__(self, message: Message, destination: str) -> None:
         message_id, is_new = identify(message)
         self.destination = destination
         self.message_ids = (message_id,)
         self.payload = self._message = message
-        size = sdk_seam.body_size(message)
+        size = body_size(message)
         self.is_small = size is not None and size < _SMALL
         if is_new:
             self.nameless = (message,)
 
     @property
-    def messages(self) -> Sequence[ServiceBusMessage]:
+    def messages(self) -> Sequence[Message]:
         return (self._message,)
 
     def _wrap(self, limit: int) -> Payload:
         # On the way of every diverted send: the shortest way.
         if self.is_small:
-            return sdk_seam.from_annotated(wrap(self._message, self.destination))
+            return wrap(self._message, self.destination)
         return super()._wrap(limit)
 
 
 class Batched(Parcel):
-    """A batch that somebody has put together; its messages have got their ids already."""
+    """A batch that the application has filled; the messages of one of ours have got their ids already."""
 
     is_batch = True
 
     def __init__(self, batch: ServiceBusMessageBatch, destination: str) -> None:
-        self._take(batch)
-        ids = batch.message_ids if isinstance(batch, EnvelopeBatch) else [one.message_id or "" for one in self.messages]
-        super().__init__(destination, tuple(ids))
-
-    def _take(self, batch: ServiceBusMessageBatch) -> None:
         self.payload = self._batch = batch
         self.is_small = batch.size_in_bytes + len(batch) * _LARGE_ENVELOPE < STANDARD_LIMIT
+        if isinstance(batch, EnvelopeBatch):
+            ids = batch.message_ids
+        else:
+            messages = internals.messages_of(batch)
+            ids = [""] * len(batch) if messages is None else [one.message_id or "" for one in messages]
+        super().__init__(destination, tuple(ids))
 
     @property
-    def messages(self) -> Sequence[ServiceBusMessage]:
-        return self._batch.added() if isinstance(self._batch, EnvelopeBatch) else sdk_seam.messages_of(self._batch)
+    def messages(self) -> Sequence[Message]:
+        if isinstance(self._batch, EnvelopeBatch):
+            return self._batch.added()
+        messages = internals.messages_of(self._batch)
+        if messages is None:
+            raise TwinbusError(
+                "This version of azure-servicebus does not tell what is in a batch that one of its own senders made:"
+                " it cannot be diverted. Make batches with create_message_batch of the paired sender."
+            )
+        return messages
 
     def oversize(self, limit: int) -> Oversize | None:
         room = self._room()
@@ -164,25 +182,35 @@ class Batched(Parcel):
         return Oversize(size, room) if size > limit else None
 
 
-class Listed(Batched):
+class Listed(Parcel):
     """The messages of a list, which are sent as one batch. It may be as large as the SDK allows."""
 
+    is_batch = True
+
     def __init__(self, messages: Iterable[AnyMessage], destination: str) -> None:
-        self._messages = [as_message(message) for message in messages]
+        self.payload = self._messages = [as_message(message) for message in messages]
         identified = [identify(message) for message in self._messages]
-        Parcel.__init__(self, destination, tuple([message_id for message_id, _ in identified]))
+        super().__init__(destination, tuple([message_id for message_id, _ in identified]))
         self.nameless = [one for one, (_, is_new) in zip(self._messages, identified, strict=True) if is_new]
+        bodies = [body_size(message) for message in self._messages]
+        if None not in bodies:
+            room = len(bodies) * 2 * _LARGE_ENVELOPE
+            self.is_small = sum(size for size in bodies if size is not None) + room < STANDARD_LIMIT
 
     @property
-    def messages(self) -> Sequence[ServiceBusMessage]:
+    def messages(self) -> Sequence[Message]:
         return self._messages
 
-    def make_ready(self) -> Payload:
-        batch = sdk_seam.new_batch(ANY_SIZE)
-        for message in self._messages:
-            batch.add_message(message)
-        self._take(batch)
-        return batch
+    def oversize(self, limit: int) -> Oversize | None:
+        room = self._room()
+        size = batch_size(self._messages) + room
+        return Oversize(size, room) if size > limit else None
+
+
+def batch_size(messages: Sequence[Message]) -> int:
+    """The bytes of a batch of these messages."""
+    sizes = [encoded_size(message) for message in messages]
+    return BATCH_SIZE + sum(size + (5 if size < 256 else 8) for size in sizes)
 
 
 class Scheduled(Parcel):
@@ -193,10 +221,10 @@ class Scheduled(Parcel):
         super().__init__(destination, tuple([identify(message)[0] for message in self._messages]))
         self.at = at
         for message in self._messages:
-            message.scheduled_enqueue_time_utc = at
+            _schedule(message, at)
 
     @property
-    def messages(self) -> list[ServiceBusMessage]:
+    def messages(self) -> list[Message]:
         return self._messages
 
 
@@ -211,3 +239,16 @@ def parcel_of(message: Any, destination: str) -> Parcel:
 
 def _is_many(messages: Any) -> bool:
     return isinstance(messages, Iterable) and not isinstance(messages, Mapping)
+
+
+def _session_of(message: Message) -> str | None:
+    properties = annotated(message).properties
+    session: Any = None if properties is None else properties.group_id
+    return session.decode(errors="replace") if isinstance(session, bytes) else session
+
+
+def _schedule(message: Message, at: datetime) -> None:
+    if isinstance(message, ServiceBusMessage):
+        message.scheduled_enqueue_time_utc = at
+    else:
+        message.annotations = {**(message.annotations or {}), aliases.SCHEDULED_ANNOTATION.encode(): at}

@@ -10,11 +10,11 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
 
-from ._async.attempts import Link, monotonic
 from .core import Entity, Pairing
 from .envelope import encoded_size
 from .policy import Cause, cause_of
 from .recording import record, recorded
+from .sending._async.link import Link
 
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 PING_TIME_TO_LIVE = timedelta(seconds=1)
@@ -41,7 +41,7 @@ async def ping(pairing: Pairing, entity: Entity, link: Link) -> None:
         AttemptTimeoutError: no answer within the option `attempt_timeout`.
         azure.servicebus.exceptions.ServiceBusError: the entity cannot be reached, or refuses the ping.
     """
-    ends = monotonic() + pairing.options.attempt_timeout
+    ends = pairing.clock() + pairing.options.attempt_timeout
     if pairing.options.probe == "link":
         await link.open(pairing.options.attempt_timeout)
         return
@@ -67,4 +67,4 @@ async def ping(pairing: Pairing, entity: Entity, link: Link) -> None:
 async def _send(pairing: Pairing, entity: Entity, link: Link, message: ServiceBusMessage, ends: float) -> None:
     size = encoded_size(message)
     with recorded(pairing, OperationKind.PING, Stage.PING, NamespaceRole.PRIMARY, entity.path, bytes=size):
-        await link.make(link.sender.send_messages, message, seconds=ends - monotonic())
+        await link.call(link.sender.send_messages, message, seconds=ends - pairing.clock())

@@ -32,7 +32,7 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from .errors import TwinbusError
+from .errors import NoFreeLinkError, TwinbusError
 
 
 class Cause(Enum):
@@ -46,7 +46,9 @@ class Cause(Enum):
     DISABLED = "disabled"
     #: The entity is full, or some other quota is used up.
     QUOTA = "quota"
-    #: The message, the caller, its rights or its configuration: the same would happen elsewhere and later.
+    #: The key, the token, the rights or the certificate are not accepted.
+    FORBIDDEN = "forbidden"
+    #: The message, or how it was sent: the same would happen elsewhere and later.
     CALLER = "caller"
 
 
@@ -57,8 +59,8 @@ _CONDITIONS = MappingProxyType(
         "amqp:resource-deleted": Cause.NOT_FOUND,
         "com.microsoft:entity-disabled": Cause.DISABLED,
         "amqp:resource-limit-exceeded": Cause.QUOTA,
-        "amqp:unauthorized-access": Cause.CALLER,
-        "com.microsoft:auth-failed": Cause.CALLER,
+        "amqp:unauthorized-access": Cause.FORBIDDEN,
+        "com.microsoft:auth-failed": Cause.FORBIDDEN,
         "amqp:link:message-size-exceeded": Cause.CALLER,
         "com.microsoft:argument-error": Cause.CALLER,
         "com.microsoft:argument-out-of-range": Cause.CALLER,
@@ -77,7 +79,7 @@ _CLASSES: tuple[tuple[type[ServiceBusError], Cause], ...] = (
     (MessagingEntityNotFoundError, Cause.NOT_FOUND),
     (MessagingEntityDisabledError, Cause.DISABLED),
     (ServiceBusQuotaExceededError, Cause.QUOTA),
-    (ServiceBusAuthorizationError, Cause.CALLER),
+    (ServiceBusAuthorizationError, Cause.FORBIDDEN),
     (MessageSizeExceededError, Cause.CALLER),
     (MessagingEntityAlreadyExistsError, Cause.CALLER),
     (MessageNotFoundError, Cause.CALLER),
@@ -85,6 +87,9 @@ _CLASSES: tuple[tuple[type[ServiceBusError], Cause], ...] = (
     (SessionLockLostError, Cause.CALLER),
     (SessionCannotBeLockedError, Cause.CALLER),
 )
+
+# Unreachable, full, deleted, disabled, not authorised.
+_OF_THE_QUEUE = frozenset({Cause.UNAVAILABLE, Cause.QUOTA, Cause.NOT_FOUND, Cause.DISABLED, Cause.FORBIDDEN})
 
 # Where the SDK turns a message into bytes: what fails there is the message, not the wire.
 _ENCODING_MODULES = frozenset(
@@ -106,7 +111,7 @@ def cause_of(error: BaseException) -> Cause:
     if not isinstance(error, Exception):
         return Cause.CALLER  # cancelled, or the program ends
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in _with_origins(error)):
-        return Cause.CALLER  # a certificate nobody vouches for stays so; it must not be passed over in silence
+        return Cause.FORBIDDEN  # a certificate that is not trusted stays so
     if isinstance(error, ServiceBusError):
         return _of_service_bus(error)
     return _of_other(error)
@@ -118,8 +123,8 @@ def is_busy(error: BaseException) -> bool:
 
 
 def retires_queue(error: BaseException) -> bool:
-    """Whether a failed send takes a backlog queue out of the rotation: it cannot be reached, or it is full."""
-    return cause_of(error) in (Cause.UNAVAILABLE, Cause.QUOTA)
+    """Whether a failed send takes a backlog queue out of the rotation: the queue is to blame, not the message."""
+    return cause_of(error) in _OF_THE_QUEUE
 
 
 class FailoverPolicy:
@@ -174,6 +179,8 @@ _DOCUMENTED = FailoverPolicy(_counts_as_documented, "documented")
 
 
 def _of_service_bus(error: ServiceBusError) -> Cause:
+    if isinstance(error, NoFreeLinkError):
+        return Cause.CALLER
     if isinstance(error, (OperationTimeoutError, ServiceBusCommunicationError)):
         return Cause.UNAVAILABLE
     if isinstance(error, TwinbusError):
@@ -201,7 +208,7 @@ def _of_authentication(error: ServiceBusError) -> Cause:
         return Cause.BUSY if status == 503 else _of_status(status)
     # Over WebSockets the SDK reports a host that it cannot resolve or reach like this, too. If there is nothing
     # behind it, the service has refused the token with a condition that the SDK keeps to itself.
-    return Cause.UNAVAILABLE if getattr(error.inner_exception, "inner_error", None) is not None else Cause.CALLER
+    return Cause.UNAVAILABLE if getattr(error.inner_exception, "inner_error", None) is not None else Cause.FORBIDDEN
 
 
 def _token_status(error: ServiceBusError) -> int | None:
@@ -239,7 +246,7 @@ def _of_status(status: int) -> Cause:
         return Cause.BUSY
     if status == 408 or status >= 500:
         return Cause.UNAVAILABLE
-    return Cause.CALLER
+    return Cause.FORBIDDEN if status in (401, 403) else Cause.CALLER
 
 
 def _stumbled_over_the_wire(inner: BaseException) -> bool:

@@ -11,12 +11,12 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
 
-from . import sdk_seam
 from .core import Entity, Pairing
 from .events import BacklogWarning
 from .failover import FailedOver
 from .naming import entity_key
 from .recording import recorded
+from .sdk import internals
 from .sessions import DivertedSessions, Session
 
 logger = logging.getLogger("twinbus.pairing")
@@ -141,7 +141,7 @@ async def _close(receiver: ServiceBusReceiver) -> None:
     except Exception as error:
         logger.debug("A receiver did not close: %s", type(error).__name__)
     finally:
-        sdk_seam.abort(receiver)
+        internals.cut(receiver)
 
 
 def session_of(message: ServiceBusReceivedMessage) -> Session | None:

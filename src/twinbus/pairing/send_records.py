@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Outcome, Stage, send_operation
 
-from . import sdk_seam
 from .core import Pairing
 from .envelope import encoded_size
 from .parcel import Parcel, Payload
@@ -35,7 +35,6 @@ class SendRecords:
 
     def attempted(
         self,
-        sender: sdk_seam.AnySender,
         parcel: Parcel,
         payload: Payload | None,
         queue: str | None,
@@ -50,7 +49,7 @@ class SendRecords:
         latency = int((now() - started) * 1e6)
         pairing = self._pairing
         outcome, name = (_DONE, None) if error is None else (outcome_of(error), type(error).__name__)
-        sizes = sdk_seam.sent_sizes(sender, payload) or _measured(parcel, payload)
+        sizes = _measured(parcel, payload)
         for message_id, size in zip(parcel.message_ids, sizes, strict=True):
             self._record(
                 send_operation(  # by position: on the way of a send each step is felt
@@ -73,5 +72,7 @@ class SendRecords:
 
 
 def _measured(parcel: Parcel, payload: Payload | None) -> Sequence[int]:
-    """The bytes of what was scheduled, was not sent at all, or was followed by the message of another thread."""
-    return [encoded_size(payload)] if isinstance(payload, ServiceBusMessage) else parcel.sizes()
+    """The bytes of each message as it was sent."""
+    if isinstance(payload, (ServiceBusMessage, AmqpAnnotatedMessage)):
+        return [encoded_size(payload)]
+    return [encoded_size(one) for one in payload] if isinstance(payload, list) else parcel.sizes()

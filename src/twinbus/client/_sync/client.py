@@ -14,12 +14,12 @@ from azure.servicebus import AutoLockRenewer, ServiceBusReceiveMode, ServiceBusS
 
 from twinbus.ledger.recorder import NamespaceRole, Recorder
 from twinbus.pairing import metrics
-from twinbus.pairing._sync.sender import PairedSender
 from twinbus.pairing.backlog import ListedQueue
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Event
 from twinbus.pairing.namespaces import Namespace, NamespaceLike
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.sending._sync.sender import PairedSender
 
 from ..checking import check_pair
 from ..partnership import SIDES, Partnership

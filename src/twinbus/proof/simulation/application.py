@@ -14,8 +14,8 @@ from azure.servicebus.exceptions import ServiceBusError
 from twinbus.amqp import sections
 from twinbus.broker.message import Message
 from twinbus.pairing import ping
-from twinbus.pairing._async.sender import PairedSender
 from twinbus.pairing.core import Pairing
+from twinbus.pairing.sending._async.sender import PairedSender
 
 from ..history import History
 from .entities import SimulatedQueue

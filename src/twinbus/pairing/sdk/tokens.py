@@ -1,4 +1,4 @@
-"""Tokens for synchronous senders, which can be given up on: a credential may wait for a network of its own."""
+"""Bounds how long a synchronous credential may take: it may wait for a network of its own."""
 
 from __future__ import annotations
 
@@ -12,37 +12,27 @@ _lock = threading.Lock()
 _asked: dict[tuple[Any, ...], Future[Any]] = {}
 
 
-class AbortableCredential:
-    """A credential whose `get_token` ends at once when `abort` is called, in any thread.
+class BoundedCredential:
+    """A credential whose `get_token` raises after a number of seconds.
 
-    Python cannot end a call of somebody else's code: that goes on in a thread of its own. Of these there is one for
-    each credential at most, however often it is given up on, since whoever asks next waits for the same answer.
+    Python cannot end a call of other people's code: that goes on in a thread of its own. There is at most one such
+    thread for each credential, however often it is given up on, since the next one who asks waits for the same answer.
     """
 
-    def __init__(self, credential: Any) -> None:
+    def __init__(self, credential: Any, seconds: float) -> None:
         self._credential = credential
-        self._changed = threading.Event()
-        self._is_aborted = False
+        self._seconds = seconds
 
     def get_token(self, *scopes: str, **options: Any) -> Any:
         """As the credential's.
 
         Raises:
-            ConnectionAbortedError: nobody waits for it any more.
+            ConnectionAbortedError: it took too long.
         """
-        answer = _ask(self._credential, scopes, options)
-        answer.add_done_callback(lambda _: self._changed.set())
-        while not answer.done() and not self._is_aborted:
-            self._changed.wait()
-            self._changed.clear()
-        if not answer.done():
-            raise ConnectionAbortedError("the token did not come in time")
-        return answer.result()
-
-    def abort(self) -> None:
-        """Wait for no token any more."""
-        self._is_aborted = True
-        self._changed.set()
+        try:
+            return _ask(self._credential, scopes, options).result(self._seconds)
+        except TimeoutError:
+            raise ConnectionAbortedError(f"no token within {self._seconds:g} s") from None
 
 
 def _ask(credential: Any, scopes: tuple[str, ...], options: dict[str, Any]) -> Future[Any]:

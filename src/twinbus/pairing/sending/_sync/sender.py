@@ -1,4 +1,4 @@
-# Generated from pairing/_async/sender.py by `make generate`: change it there.
+# Generated from pairing/sending/_async/sender.py by `make generate`: change it there.
 """The sender: it looks like the SDK's, and goes on when the primary is down."""
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Any, Self
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from .. import sdk_seam
-from ..batch import EnvelopeBatch
-from ..core import Pairing
-from ..deadlines import Budget
-from ..errors import ScheduledInBacklogError
-from ..failover import Route
-from ..parcel import Scheduled, parcel_of
-from ..receipt import Receipt
-from .attempts import monotonic
+from ...batch import EnvelopeBatch
+from ...core import Pairing
+from ...errors import ScheduledInBacklogError
+from ...failover import Route
+from ...parcel import Scheduled, parcel_of
+from ...receipt import Receipt
+from ..budget import Budget
 from .delivery import Delivery
 
 MessageTypes = (
@@ -42,10 +40,11 @@ class PairedSender:
     """Sends to a queue or topic of the primary namespace, or through the backlog while that cannot be reached.
 
     It has the methods of the SDK's `ServiceBusSender`, with the same parameters, and opens when it is first used. Sends
-    return a `Receipt`. The caller's `timeout` covers everything that a call does.
+    return a `Receipt`. The caller's `timeout` covers everything that a call does. It can be shared: each call has a
+    link of its own, up to the option `max_links` at a time.
 
-    The clients are used for nothing but to make senders. They must not be shared with anything that relies on retries
-    of the SDK: a sender does without them, since trying again is decided here.
+    The clients are used for nothing but to make senders. They must do without retries of their own (`retry_total=0`):
+    trying again is decided here.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class PairedSender:
         self._pairing = pairing
         self._entity = pairing.entity(entity_path)
         self._attempt_timeout = pairing.options.attempt_timeout
-        self._unbounded = Budget(None, self._attempt_timeout, monotonic)
+        self._unbounded = Budget(None, self._attempt_timeout, pairing.clock)
         self._is_closed = False
         options["client_identifier"] = self._client_identifier
         self._delivery = Delivery(pairing, entity_path, primary_client, backlog_client, **options)
@@ -82,6 +81,7 @@ class PairedSender:
 
         Raises:
             BacklogUnavailableError: it was not accepted anywhere.
+            NoFreeLinkError: the call's time was over before it had a link; nothing was tried.
             EnvelopeTooLargeError: it fits the entity but not the backlog, and that is needed.
             PairedClientFaultedError: the pairing is out of order for good.
             azure.servicebus.exceptions.ServiceBusError: what the SDK's sender raises, unless it means that the primary
@@ -94,7 +94,7 @@ class PairedSender:
         if not parcel.message_ids:
             self._pairing.check()
             return Receipt(Route.PRIMARY, self.entity_name, None, (), 0)
-        queue, _ = self._delivery.bring(parcel, self._unbounded if timeout is None else self._budget(timeout))
+        queue, _ = self._delivery.deliver(parcel, self._unbounded if timeout is None else self._budget(timeout))
         if parcel.nameless:
             parcel.accepted()
         route = Route.PRIMARY if queue is None else Route.BACKLOG
@@ -120,7 +120,7 @@ class PairedSender:
         if not parcel.messages:
             return []
 
-        _, numbers = self._delivery.bring(parcel, self._budget(timeout))
+        _, numbers = self._delivery.deliver(parcel, self._budget(timeout))
         return numbers or [next(_placeholders) for _ in parcel.messages]
 
     def cancel_scheduled_messages(
@@ -153,7 +153,7 @@ class PairedSender:
             azure.servicebus.exceptions.ServiceBusError: the entity refuses a link.
         """
         self._check(None, {})
-        limit = self._delivery.batch_limit(self._attempt_timeout)
+        limit, options = self._delivery.batch_limit(self._unbounded)
         if max_size_in_bytes and max_size_in_bytes > limit:
             raise ValueError(f"max_size_in_bytes must be at most {limit} bytes, not {max_size_in_bytes}")
         return EnvelopeBatch(
@@ -161,7 +161,11 @@ class PairedSender:
             self.entity_name,
             leaves_room=True,
             max_size_in_bytes=max_size_in_bytes,
-            tracing_attributes=sdk_seam.tracing_attributes(self.fully_qualified_namespace, self.entity_name),
+            tracing_attributes={
+                "net.peer.name": self.fully_qualified_namespace,
+                "messaging.destination.name": self.entity_name,
+            },
+            **options,
         )
 
     def open_standby(self, *, timeout: float | None = None) -> None:
@@ -171,7 +175,7 @@ class PairedSender:
             azure.servicebus.exceptions.ServiceBusError: it cannot be opened.
         """
         self._check(timeout, {})
-        self._delivery.open_standby(self._budget(timeout).for_backlog())
+        self._delivery.open_standby(self._budget(timeout))
 
     # ---- the rest of the SDK's sender ----
 
@@ -202,7 +206,7 @@ class PairedSender:
         self._delivery.close()
 
     def _budget(self, timeout: float | None) -> Budget:
-        return self._unbounded if timeout is None else Budget(timeout, self._attempt_timeout, monotonic)
+        return self._unbounded if timeout is None else Budget(timeout, self._attempt_timeout, self._pairing.clock)
 
     def _check(self, timeout: float | None, unknown: dict[str, Any]) -> None:
         if unknown:

@@ -1,3 +1,0 @@
-"""The asynchronous sender. The synchronous one is generated from it."""
-
-from __future__ import annotations

@@ -1,0 +1,31 @@
+"""TLS for the SDK's clients: one context for all connections of a client, with a bounded handshake."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import Any
+
+import certifi
+
+
+class ClientTls(ssl.SSLContext):
+    """A context whose handshakes end. The SDK waits for one without any bound, and hides its socket meanwhile."""
+
+    handshake_seconds: float
+
+    def wrap_socket(self, sock: socket.socket, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        """As always, but `TimeoutError` after `handshake_seconds`."""
+        before = sock.gettimeout()
+        sock.settimeout(self.handshake_seconds)
+        wrapped = super().wrap_socket(sock, *arguments, **options)
+        wrapped.settimeout(before)
+        return wrapped
+
+
+def client_tls(certificate_authorities: str | None, handshake_seconds: float) -> ClientTls:
+    """A context that trusts these authorities (a file), or the usual ones."""
+    context = ClientTls(ssl.PROTOCOL_TLS_CLIENT)
+    context.handshake_seconds = handshake_seconds
+    context.load_verify_locations(certificate_authorities or certifi.where())
+    return context

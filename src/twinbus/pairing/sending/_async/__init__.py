@@ -1,0 +1,1 @@
+"""Written once, for asyncio. `make generate` makes the synchronous twin in `_sync`."""

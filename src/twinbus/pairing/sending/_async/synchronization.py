@@ -1,0 +1,138 @@
+"""Waiting, tasks and time for asyncio. The counterpart for threads is written by hand."""
+
+# unasync: by hand
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+logger = logging.getLogger("twinbus.pairing")
+
+T = TypeVar("T")
+
+sleep = asyncio.sleep
+
+
+class Waiter(Generic[T]):
+    """One task that waits for one value. `give` and `fail` may be called from any thread, under the same lock."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        #: Whether it was given a value or an error, or does not wait any more.
+        self.is_done = False
+
+    def give(self, value: T) -> bool:
+        """Hand it the value; false if it does not wait any more."""
+        if self.is_done:
+            return False
+        self._value = value
+        self._wake()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Let `wait` raise the error."""
+        if not self.is_done:
+            self._error = error
+            self._wake()
+
+    def abandon(self) -> T | None:
+        """It does not wait any more; returns the value if it was given one."""
+        self.is_done = True
+        return self._value
+
+    def _wake(self) -> None:
+        self.is_done = True
+        if _running_loop() is self._loop:
+            self._woken.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def wait(self, seconds: float | None = None) -> T:
+        """The value. After a `TimeoutError` it can be called again.
+
+        Raises:
+            TimeoutError: there was none within `seconds`.
+            BaseException: what `fail` was given.
+        """
+        if not self.is_done:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._value  # type: ignore[return-value]
+
+
+class Tasks:
+    """Background tasks of a sender, on the event loop on which it is used."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def bind(self) -> None:
+        """From now on tasks run on the running event loop."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+
+    def start(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Start a task; from any thread. A failure of it is only logged."""
+        if self._loop is None or self._loop.is_closed():
+            return
+        if _running_loop() is self._loop:
+            self._start(work, *arguments)
+        else:
+            self._loop.call_soon_threadsafe(self._start, work, *arguments)
+
+    def _start(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        task = asyncio.ensure_future(self._run(work, *arguments))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        try:
+            await work(*arguments)
+        except Exception as error:
+            logger.warning("%s failed: %r", getattr(work, "__qualname__", work), error)
+
+    def cancel(self) -> None:
+        """Cancel all tasks, without waiting for them."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self, seconds: float) -> None:
+        """Wait for the tasks, and cancel those that are not over within `seconds`."""
+        left = self._tasks - {asyncio.current_task()}
+        if left:
+            _, left = await asyncio.wait(left, timeout=seconds)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+
+
+async def in_parallel(calls: Sequence[Callable[[], Awaitable[None]]], seconds: float) -> None:
+    """Await all calls at once, for at most `seconds`. What is not over by then is cancelled."""
+    tasks = {asyncio.ensure_future(call()) for call in calls}
+    if not tasks:
+        return
+    done, left = await asyncio.wait(tasks, timeout=seconds)
+    for task in left:
+        task.cancel()
+    for task in done:
+        if not task.cancelled() and task.exception() is not None:
+            logger.debug("Closing failed: %r", task.exception())
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

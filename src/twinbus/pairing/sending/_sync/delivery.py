@@ -1,0 +1,437 @@
+# Generated from pairing/sending/_async/delivery.py by `make generate`: change it there.
+"""The way of a parcel to the primary, or into the backlog."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.exceptions import MessageSizeExceededError
+
+from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
+
+from ...core import Pairing
+from ...errors import (
+    AttemptTimeoutError,
+    BacklogUnavailableError,
+    EntityFailedOverError,
+    EnvelopeTooLargeError,
+    NoFreeLinkError,
+)
+from ...events import Diverted, OversizeWarning
+from ...failover import Route
+from ...parcel import STANDARD_LIMIT, Parcel, Payload
+from ...policy import Cause, cause_of, is_busy, retires_queue
+from ...recording import recorded
+from ...send_records import SendRecords, now
+from ..budget import Budget, Pauses
+from ..places import EntityPlace, QueuePlace
+from .handover import Handover
+from .link import Link
+from .link_pool import LinkPool, OpeningError, ReroutedError, SilentError
+from .synchronization import in_parallel, sleep
+
+#: The longest that closing a sender takes.
+CLOSING = 5.0
+#: Seconds between two looks whether a missing backlog queue was made.
+PROVISION_LOOK = 0.05
+#: What the primary returns: sequence numbers, if something was scheduled.
+Numbers = list[int] | None
+
+
+class UnansweredError(Exception):
+    """The primary did not take a message that may be diverted; `error` says why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Delivery:
+    """The pools of one sender: to its entity, and to the backlog queues that it has used."""
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        path: str,
+        primary_client: ServiceBusClient,
+        backlog_client: ServiceBusClient,
+        **options: Any,
+    ) -> None:
+        self._pairing = pairing
+        self._entity = entity = pairing.entity(path)
+        self._path = path
+        self._counts = pairing.options.policy.counts
+        self._attempt_timeout = pairing.options.attempt_timeout
+        self._records = SendRecords(pairing)
+        self._place = EntityPlace(pairing, entity)
+        # A topic's sender is a queue's sender to the SDK, but for the name of an argument.
+        self._primary = LinkPool(
+            lambda: primary_client.get_queue_sender(path, **options),
+            path,
+            self._place,
+            pairing.primary_connections,
+            max_links=pairing.options.max_links,
+            attempt_timeout=self._attempt_timeout,
+            clock=pairing.clock,
+            share=Budget.for_primary,
+        )
+        entity.listeners.add(self._primary)
+        self._backlog_client = backlog_client
+        self._options = options
+        self._backlog: dict[int, LinkPool] = {}
+        self._queues: dict[int, QueuePlace] = {}
+        self._choice = pairing.new_choice()
+        self._handover = Handover(pairing, path)
+
+    def deliver(self, parcel: Parcel, budget: Budget) -> tuple[str | None, Numbers]:
+        """Deliver it where it is accepted: returns the path of the backlog queue, or None and what the primary
+        returned.
+
+        Raises:
+            PairedClientFaultedError: the pairing is out of order.
+            BacklogUnavailableError: neither the primary nor a backlog queue took it.
+            NoFreeLinkError: its time was over before it had a link.
+            Exception: what the primary, or the backlog, has against the message or its sender.
+        """
+        session = None if self._pairing.diverted_sessions is None else parcel.session
+        if session is None:
+            return self._deliver(parcel, None, budget)
+        with self._handover.turn(session, budget):
+            return self._deliver(parcel, session, budget)
+
+    def _deliver(self, parcel: Parcel, session: str | None, budget: Budget) -> tuple[str | None, Numbers]:
+        pairing = self._pairing
+        pauses: Pauses | None = None
+        while True:
+            if pairing.route(self._entity).route is Route.BACKLOG:
+                return self._divert(parcel, session, budget), None
+            if session is not None and not self._handover.is_over(session, budget):
+                return self._divert(parcel, session, budget), None
+            try:
+                numbers = self._send_to_primary(parcel, budget)
+            except ReroutedError:
+                continue
+            except UnansweredError as unanswered:
+                parcel.primary_error = unanswered.error
+                if pairing.options.while_suspect == "raise" and self._is_primary():
+                    self._warm_up_backlog(session)
+                    raise unanswered.error from None
+                return self._divert(parcel, session, budget), None
+            except Exception as error:
+                pauses = pauses or Pauses(pairing.random)
+                pause = pauses.next(budget.before_backlog()) if is_busy(error) else None
+                if pause is None:
+                    raise
+                sleep(pause)
+            else:
+                return None, numbers
+
+    # ---- the primary ----
+
+    def _send_to_primary(self, parcel: Parcel, budget: Budget) -> Numbers:
+        """Send it on a link; after a failure on a link that was already open, once more on a fresh one.
+
+        Raises:
+            UnansweredError: the primary cannot be reached, or did not answer in time.
+            ReroutedError: the entity has failed over meanwhile.
+            Exception: what the primary has against the message or its sender.
+        """
+        fresh = False
+        while True:
+            try:
+                with self._primary.link(budget, fresh=fresh) as link:
+                    if not self._is_primary():
+                        raise ReroutedError
+                    fresh = link.is_fresh
+                    return self._attempt(link, parcel, budget.after_waiting())
+            except SilentError:
+                raise UnansweredError(AttemptTimeoutError(self._path, self._attempt_timeout)) from None
+            except OpeningError as opening:
+                if not self._counts(opening.error):
+                    raise opening.error from None
+                raise UnansweredError(opening.error) from None
+            except Exception as error:
+                if isinstance(error, NoFreeLinkError) or not self._counts(error):
+                    raise
+                if fresh or isinstance(error, AttemptTimeoutError):
+                    raise UnansweredError(error) from None
+                fresh = True
+
+    def _attempt(self, link: Link, parcel: Parcel, seconds: float) -> Numbers:
+        """One attempt on a link, and what it says about the entity."""
+        self._check_size(parcel)
+        attempt = self._place.begin()
+        parcel.attempts += 1
+        try:
+            numbers = self._send(link, parcel, parcel.payload, seconds)
+        except Exception as error:
+            is_timeout = isinstance(error, AttemptTimeoutError)
+            if is_timeout or link.is_fresh or not self._counts(error):
+                is_conclusive = link.is_fresh and not (is_timeout and seconds < self._attempt_timeout)
+                self._place.failed(error, attempt, is_conclusive=is_conclusive)
+                self._warm_up_backlog_if_silent()
+            raise
+        except BaseException:
+            self._pairing.sent_unclear(self._entity, attempt)
+            raise
+        self._pairing.sent_ok(self._entity)
+        return numbers
+
+    def _send(
+        self, link: Link, parcel: Parcel, payload: Payload | None, seconds: float, queue: str | None = None
+    ) -> Numbers:
+        """Send or schedule it, and record the attempt if the ledger is on."""
+        if payload is not None and not self._records.is_on:
+            return link.call(link.sender.send_messages, payload, seconds=seconds)
+        return self._send_recorded(link, parcel, payload, seconds, queue)
+
+    def _send_recorded(
+        self, link: Link, parcel: Parcel, payload: Payload | None, seconds: float, queue: str | None
+    ) -> Numbers:
+        sender, records, numbers = link.sender, self._records, None
+        started = now()
+        try:
+            if payload is not None:
+                link.call(sender.send_messages, payload, seconds=seconds)
+            else:
+                numbers = link.call(sender.schedule_messages, list(parcel.messages), parcel.at, seconds=seconds)
+        except BaseException as error:
+            if records.is_on:
+                records.attempted(parcel, payload, queue, started, error)
+            raise
+        if records.is_on:
+            records.attempted(parcel, payload, queue, started)
+        return numbers
+
+    def _is_primary(self) -> bool:
+        return self._pairing.route(self._entity).route is Route.PRIMARY
+
+    def _check_size(self, parcel: Parcel) -> None:
+        """Warn of what the primary takes and the backlog would not, or refuse it."""
+        if parcel.is_small:
+            return
+        limit = self._backlog_limit(parcel.is_batch)
+        found = parcel.oversize(limit)
+        if found is None:
+            return
+        bare = found.size - found.overhead
+        if bare > _limit(self._primary, parcel.is_batch):
+            if parcel.is_batch:  # as the SDK does with a list; of a single message the service will say so
+                raise MessageSizeExceededError(message=f"The messages have {bare} bytes, more than a batch may have.")
+            return
+        if self._pairing.options.refuse_oversize:
+            raise EnvelopeTooLargeError(self._path, found.size, limit, found.overhead)
+        if not self._entity.is_warned_of_size:
+            self._entity.is_warned_of_size = True
+            self._pairing.publish(
+                OversizeWarning(entity=self._path, size=found.size, limit=limit, overhead=found.overhead)
+            )
+
+    def _backlog_limit(self, is_batch: bool) -> int:
+        """The most bytes that can be diverted, as far as is known: the secondary is not asked before it is needed."""
+        for pool in self._backlog.values():
+            if pool.is_measured:
+                return _limit(pool, is_batch)
+        return _limit(self._primary, is_batch)
+
+    def batch_limit(self, budget: Budget) -> tuple[int, dict[str, Any]]:
+        """The most bytes of a batch, and options for it. The primary is asked if it may be and has not told yet.
+
+        Raises:
+            Exception: what the primary has against this sender.
+        """
+        options: dict[str, Any] = {}
+        if self._is_primary():
+            try:
+                with self._primary.link(budget) as link:
+                    options = link.batch_options
+            except OpeningError as opening:
+                if not self._counts(opening.error):
+                    raise opening.error from None
+            except (ReroutedError, SilentError):
+                pass  # there will be a batch all the same
+        return min(_limit(self._primary, True), self._backlog_limit(True)), options
+
+    def cancel(self, numbers: list[int], budget: Budget) -> None:
+        """Cancel scheduled messages at the primary. It is no send, and says nothing about failover.
+
+        Raises:
+            EntityFailedOverError: nothing but pings may reach the primary now.
+            Exception: what the primary has against it.
+        """
+        pauses = Pauses(self._pairing.random)
+        fresh = False
+        while self._is_primary():
+            try:
+                with self._primary.link(budget, fresh=fresh) as link:
+                    fresh = link.is_fresh
+                    return self._cancel(link, numbers, budget.for_backlog())
+            except ReroutedError:
+                break
+            except SilentError:
+                raise AttemptTimeoutError(self._path, self._attempt_timeout) from None
+            except OpeningError as opening:
+                raise opening.error from None
+            except Exception as error:
+                if self._counts(error) and not fresh and not isinstance(error, AttemptTimeoutError):
+                    fresh = True
+                    continue
+                pause = pauses.next(budget.left()) if is_busy(error) else None
+                if pause is None:
+                    raise
+                sleep(pause)
+        raise EntityFailedOverError(self._path, "cancel scheduled messages")
+
+    def _cancel(self, link: Link, numbers: list[int], seconds: float) -> None:
+        with recorded(self._pairing, OperationKind.CANCEL, Stage.DIRECT, NamespaceRole.PRIMARY, self._path):
+            link.call(link.sender.cancel_scheduled_messages, numbers, seconds=seconds)
+
+    # ---- the backlog ----
+
+    def _divert(self, parcel: Parcel, session: str | None, budget: Budget) -> str:
+        """Store it in a backlog queue, whose path is returned."""
+        pairing = self._pairing
+        pauses: Pauses | None = None
+        failed: dict[int, BaseException] = {}
+        is_awaiting_queues = pairing.options.create_backlog
+        while budget.left() > 0:
+            index = self._choice.settled if session is None and not failed else None
+            if index is None:
+                index = self._choose(session, failed)
+            if index is None:
+                missing = [number for number, error in failed.items() if cause_of(error) is Cause.NOT_FOUND]
+                if not is_awaiting_queues or not self._was_provisioned(missing, budget):
+                    break
+                is_awaiting_queues = False
+                for number in missing:
+                    del failed[number]
+                continue
+            try:
+                self._store(parcel, session, index, budget)
+            except Exception as error:
+                if isinstance(error, NoFreeLinkError) or retires_queue(error):
+                    failed[index] = error
+                else:
+                    pauses = pauses or Pauses(pairing.random)
+                    pause = pauses.next(budget.left()) if is_busy(error) else None
+                    if pause is None:
+                        raise
+                    sleep(pause)
+            else:
+                queue = self._backlog[index].path
+                if pairing.events.has_listeners:
+                    pairing.publish(Diverted(entity=self._path, queue=queue, count=len(parcel.message_ids)))
+                return queue
+        errors = pairing.retired_queues() | {self._pool(index).path: error for index, error in failed.items()}
+        raise BacklogUnavailableError(self._path, parcel.primary_error or self._entity.last_error, errors)
+
+    def _was_provisioned(self, missing: list[int], budget: Budget) -> bool:
+        """Wait a moment for queues that were not there and are being made; true if one is there now."""
+        ends = self._pairing.clock() + budget.for_backlog()
+        while missing and self._pairing.clock() < ends:
+            if any(self._pairing.is_in_rotation(index) for index in missing):
+                return True
+            sleep(PROVISION_LOOK)
+        return False
+
+    def _choose(self, session: str | None, failed: dict[int, BaseException]) -> int | None:
+        sessions = self._pairing.diverted_sessions
+        if session is None or sessions is None:
+            return self._pairing.choose_queue(self._choice, failed)
+        queue = sessions.queue_of(self._path, session)
+        if queue is not None:
+            # In another queue it could overtake those before it: rather nowhere than out of order.
+            return None if queue in failed else queue
+        return self._pairing.choose_queue(self._choice, failed, (self._path, session))
+
+    def _store(self, parcel: Parcel, session: str | None, index: int, budget: Budget) -> None:
+        """Store it in a queue; after a failure on a link that was already open, once more on a fresh one."""
+        pool = self._pool(index)
+        fresh = False
+        while True:
+            try:
+                with pool.link(budget, fresh=fresh) as link:
+                    fresh = link.is_fresh
+                    with self._handover.diverting(session, index):
+                        self._attempt_store(link, parcel, index, budget.for_backlog())
+                    return
+            except SilentError:
+                raise AttemptTimeoutError(pool.path, self._attempt_timeout) from None
+            except OpeningError as opening:
+                raise opening.error from None
+            except Exception as error:
+                if fresh or isinstance(error, AttemptTimeoutError) or cause_of(error) is not Cause.UNAVAILABLE:
+                    raise
+                fresh = True
+
+    def _attempt_store(self, link: Link, parcel: Parcel, index: int, seconds: float) -> None:
+        """One attempt on a link, and what it says about the queue."""
+        payload = parcel.wrapped(_limit(self._pool(index), parcel.is_batch))
+        attempt = self._queues[index].begin()
+        parcel.attempts += 1
+        try:
+            self._send(link, parcel, payload, seconds, link.path)
+        except Exception as error:
+            is_timeout = isinstance(error, AttemptTimeoutError)
+            is_conclusive = link.is_fresh and not (is_timeout and seconds < self._attempt_timeout)
+            if is_timeout or link.is_fresh or cause_of(error) is not Cause.UNAVAILABLE:
+                self._queues[index].failed(error, attempt, is_conclusive=is_conclusive)
+            raise
+        except BaseException:
+            self._pairing.queue_unclear(index, attempt)
+            raise
+        self._pairing.queue_answered(index)
+
+    def _pool(self, index: int) -> LinkPool:
+        pool = self._backlog.get(index)
+        if pool is None:
+            path = self._pairing.queue_path(index)
+            place = self._queues.setdefault(index, QueuePlace(self._pairing, index))
+            pool = LinkPool(
+                lambda: self._backlog_client.get_queue_sender(path, **self._options),
+                path,
+                place,
+                self._pairing.backlog_connections,
+                max_links=self._pairing.options.max_links,
+                attempt_timeout=self._attempt_timeout,
+                clock=self._pairing.clock,
+                share=Budget.for_backlog,
+            )
+            pool = self._backlog.setdefault(index, pool)
+        return pool
+
+    # ---- in advance ----
+
+    def _warm_up_backlog_if_silent(self) -> None:
+        """A message may have to be diverted soon: then there is a link."""
+        if self._entity.machine.evidence.silent_since is not None:
+            self._warm_up_backlog(None)
+
+    def _warm_up_backlog(self, session: str | None) -> None:
+        # With order within sessions each session has a queue of its own, and no one knows which will be next.
+        if session is None and self._pairing.diverted_sessions is None:
+            index = self._pairing.choose_queue(self._choice)
+            if index is not None:
+                self._pool(index).warm_up()
+
+    def open_standby(self, budget: Budget) -> None:
+        """Open a link to the backlog queue that this sender has picked."""
+        index = self._pairing.choose_queue(self._choice)
+        if index is not None:
+            try:
+                with self._pool(index).link(budget):
+                    pass
+            except SilentError:
+                raise AttemptTimeoutError(self._pool(index).path, self._attempt_timeout) from None
+            except OpeningError as opening:
+                raise opening.error from None
+
+    def close(self) -> None:
+        """Close all links at the same time."""
+        in_parallel([pool.close for pool in (self._primary, *self._backlog.values())], 2 * CLOSING)
+
+
+def _limit(pool: LinkPool, is_batch: bool) -> int:
+    """The most bytes that a place takes in a message or in a batch; a guess until it has told."""
+    return (pool.max_batch_size if is_batch else pool.max_message_size) or STANDARD_LIMIT

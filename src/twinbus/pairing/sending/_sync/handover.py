@@ -1,0 +1,81 @@
+# Generated from pairing/sending/_async/handover.py by `make generate`: change it there.
+"""Order within a session: calls of a session take turns, and a diverted session is handed back to the primary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from ...core import Pairing
+from ...errors import NoFreeLinkError
+from ...failover import Healthy
+from ...naming import entity_key
+from ...sessions import HOLD_SECONDS, Session
+from ..budget import Budget
+from .synchronization import Waiter
+
+
+class Handover:
+    """The sessions of one sender."""
+
+    def __init__(self, pairing: Pairing, path: str) -> None:
+        self._pairing = pairing
+        self._sessions = pairing.diverted_sessions
+        self._path = path
+        self._key = entity_key(path)
+
+    @contextmanager
+    def turn(self, session: str, budget: Budget) -> Iterator[None]:
+        """Wait until the earlier calls of the session have ended.
+
+        Raises:
+            NoFreeLinkError: they took all of the call's time; nothing was tried.
+        """
+        key, turns = Session(self._key, session), self._pairing.session_turns
+        waiter: Waiter[bool] = Waiter()
+        started = self._pairing.clock()
+        if not turns.enter(key, waiter):
+            left = budget.left()
+            try:
+                waiter.wait(None if left == float("inf") else left)
+            except TimeoutError:
+                turns.give_up(key, waiter)
+                raise NoFreeLinkError.for_session(self._path, session, self._pairing.clock() - started) from None
+            except BaseException:
+                turns.give_up(key, waiter)
+                raise
+        try:
+            yield
+        finally:
+            turns.leave(key)
+
+    def is_over(self, session: str, budget: Budget) -> bool:
+        """Whether the session may go to the primary.
+
+        A send of a session that still has messages in the backlog is held until they are gone, at most for
+        `HOLD_SECONDS` and for the call's share of time; then it has to be diverted, and a later one is held again.
+        """
+        if self._sessions is None or not self._sessions.is_diverted(self._path, session):
+            return True
+        entity, clock = self._pairing.entity(self._path), self._pairing.clock
+        seconds = min(HOLD_SECONDS, budget.before_backlog())
+        key = Session(self._key, session)
+        waiter: Waiter[bool] = Waiter()
+        if not isinstance(entity.machine.state, Healthy) or seconds <= 0:
+            return False
+        if not self._sessions.hold(key, waiter, clock()):
+            return not self._sessions.is_diverted(self._path, session)
+        is_released = False
+        try:
+            is_released = waiter.wait(seconds)
+        except TimeoutError:
+            pass
+        finally:
+            self._sessions.end_hold(key, waiter, clock(), is_released=is_released)
+        return is_released
+
+    def diverting(self, session: str | None, queue: int) -> AbstractContextManager[None]:
+        """Around an attempt to store a message in a backlog queue."""
+        if session is None or self._sessions is None:
+            return nullcontext()
+        return self._sessions.diverting(self._path, session, queue)

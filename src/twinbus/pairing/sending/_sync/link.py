@@ -1,0 +1,155 @@
+"""One link: an SDK sender that serves one call at a time, within a deadline. Written by hand: threads cannot be
+cancelled.
+
+A call that takes too long is ended by cutting its connection. While a link is being opened there may be no connection
+yet (the SDK waits for the name service or for a token), so a link is opened by a helper thread that the caller can
+abandon; it has no message to send. Where the SDK does not let us cut, calls are made in helper threads as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from azure.servicebus import ServiceBusSender
+
+from ...errors import AttemptTimeoutError
+from ...sdk import internals
+from .watchdog import watchdog
+
+logger = logging.getLogger("twinbus.pairing")
+
+#: The longest that closing a link takes.
+CLOSING = 5.0
+
+T = TypeVar("T")
+
+
+class Link:
+    """A link to one entity. It is opened once, and thrown away when something is wrong with it."""
+
+    def __init__(self, sender: ServiceBusSender, path: str) -> None:
+        self.sender = sender
+        self.path = path
+        #: Whether no call on it was answered yet.
+        self.is_fresh = True
+        #: The epoch of its pool in which it began to open.
+        self.epoch = 0
+        #: When it was given back to its pool.
+        self.idle_since = 0.0
+        #: The most bytes of a batch and of a single message, known once it is open.
+        self.max_batch_size = self.max_message_size = 0
+        #: With these a batch is sent as it is.
+        self.batch_options: dict[str, Any] = {}
+        #: When the call that is under way has to be over, for the watchdog.
+        self.ends = math.inf
+        self._is_overdue = False
+        self._can_cut = False
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._helper: threading.Thread | None = None
+
+    def open(self, seconds: float) -> None:
+        """Open it. If that fails the link must be thrown away.
+
+        Raises:
+            AttemptTimeoutError: it took longer.
+            azure.servicebus.exceptions.ServiceBusError: what the SDK raises.
+        """
+        self._call_in_helper(self._open, seconds=seconds)
+        self._can_cut = internals.can_cut(self.sender)
+        if self._can_cut:
+            watchdog.watch(self)
+
+    def _open(self) -> None:
+        self.sender.__enter__()
+        self.max_batch_size = self.sender.create_message_batch().max_size_in_bytes
+        self.max_message_size = internals.max_message_size(self.sender) or self.max_batch_size
+        self.batch_options = internals.batch_options(self.sender)
+
+    def call(self, function: Callable[..., T], *arguments: Any, seconds: float) -> T:
+        """Make a call of the sender.
+
+        Raises:
+            AttemptTimeoutError: it took longer.
+            azure.servicebus.exceptions.ServiceBusError: what the SDK raises.
+        """
+        if not self._can_cut:
+            return self._call_in_helper(function, *arguments, seconds=seconds)
+        self.ends = ends = time.monotonic() + seconds
+        if ends < watchdog.next_look:
+            watchdog.hurry()
+        try:
+            return function(*arguments)
+        except Exception as error:
+            if self._is_overdue:
+                raise AttemptTimeoutError(self.path, seconds) from error
+            raise
+        finally:
+            self.ends = math.inf
+
+    def _call_in_helper(self, function: Callable[..., T], *arguments: Any, seconds: float) -> T:
+        """Make a call in a thread that is abandoned when the time is over."""
+        outcome: list[T] = []
+        errors: list[BaseException] = []
+        is_over = threading.Event()
+
+        def run() -> None:
+            try:
+                outcome.append(function(*arguments))
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                is_over.set()
+
+        self._helper = threading.Thread(target=run, name="twinbus-link", daemon=True)
+        self._helper.start()
+        if not is_over.wait(max(0.0, seconds)):
+            raise AttemptTimeoutError(self.path, seconds)
+        if errors:
+            raise errors[0]
+        return outcome[0]
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a call of it still runs that was given up on."""
+        return self._helper is not None and self._helper.is_alive()
+
+    def cut_overdue(self) -> None:
+        """End the call that is under way: its time is over."""
+        self._is_overdue = True
+        internals.cut(self.sender)
+
+    def cut(self) -> None:
+        """Cut the connection, so that nothing more is written; `close` is still needed."""
+        if self.is_hung:
+            # Until it can be cut: it may not be connected yet.
+            self.ends = 0.0
+            watchdog.watch(self)
+        internals.cut(self.sender)
+
+    def close(self) -> None:
+        """Close the connection; no longer than a few seconds."""
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if was_closed:
+            return
+        closing = threading.Thread(target=self._close, name="twinbus-close", daemon=True)
+        closing.start()
+        closing.join(CLOSING)
+        if closing.is_alive():
+            internals.cut(self.sender)
+
+    def _close(self) -> None:
+        if self._helper is not None:
+            self._helper.join()  # the SDK's sender must not be closed by one thread while another opens it
+        watchdog.forget(self)
+        try:
+            self.sender.close()
+        except Exception as error:
+            # A broken connection may fail to say good-bye.
+            logger.debug("A link to %s did not close: %r", self.path, error)

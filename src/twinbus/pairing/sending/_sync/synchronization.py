@@ -1,0 +1,118 @@
+"""Waiting, tasks and time for threads. Written by hand."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+logger = logging.getLogger("twinbus.pairing")
+
+T = TypeVar("T")
+
+sleep = time.sleep
+
+
+class Waiter(Generic[T]):
+    """One thread that waits for one value. `give` and `fail` may be called from any thread, under the same lock."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        #: Whether it was given a value or an error, or does not wait any more.
+        self.is_done = False
+
+    def give(self, value: T) -> bool:
+        """Hand it the value; false if it does not wait any more."""
+        if self.is_done:
+            return False
+        self._value = value
+        self.is_done = True
+        self._woken.set()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Let `wait` raise the error."""
+        if not self.is_done:
+            self._error = error
+            self.is_done = True
+            self._woken.set()
+
+    def abandon(self) -> T | None:
+        """It does not wait any more; returns the value if it was given one."""
+        self.is_done = True
+        return self._value
+
+    def wait(self, seconds: float | None = None) -> T:
+        """The value. After a `TimeoutError` it can be called again.
+
+        Raises:
+            TimeoutError: there was none within `seconds`.
+            BaseException: what `fail` was given.
+        """
+        if not self._woken.wait(None if seconds is None else max(0.0, min(seconds, threading.TIMEOUT_MAX))):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._value  # type: ignore[return-value]
+
+
+class Tasks:
+    """Background threads of a sender. They are daemons: a program that forgets to close can still end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+
+    def bind(self) -> None:
+        """Threads need nothing to run on."""
+
+    def start(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Start a thread. A failure in it is only logged."""
+        thread = threading.Thread(target=self._run, args=(work, *arguments), name="twinbus-sender", daemon=True)
+        with self._lock:
+            self._threads.add(thread)
+        thread.start()
+
+    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except Exception as error:
+            logger.warning("%s failed: %r", getattr(work, "__qualname__", work), error)
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def cancel(self) -> None:
+        """Threads cannot be cancelled: what they wait for has to be cut."""
+
+    def close(self, seconds: float) -> None:
+        """Wait for the threads, at most `seconds` in all."""
+        with self._lock:
+            threads = list(self._threads)
+        _join(threads, seconds)
+
+
+def in_parallel(calls: Sequence[Callable[[], None]], seconds: float) -> None:
+    """Make all calls at once, and wait for them for at most `seconds`."""
+    threads = [threading.Thread(target=_quietly, args=(call,), name="twinbus-close", daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    _join(threads, seconds)
+
+
+def _quietly(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception as error:
+        logger.debug("Closing failed: %r", error)
+
+
+def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, ends - time.monotonic()))
