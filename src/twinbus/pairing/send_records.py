@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
 
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Outcome, Stage, send_operation
 
-from . import sdk_seam
 from .core import Pairing
-from .envelope import encoded_size
+from .envelope import encoded_size, wrap_all
 from .parcel import Parcel, Payload
 from .recording import outcome_of
+
+logger = logging.getLogger("twinbus.pairing")
 
 # To name a member of an enum takes half a microsecond on Python 3.11, and these are on the way of every send.
 _PRIMARY, _SECONDARY = NamespaceRole.PRIMARY, NamespaceRole.SECONDARY
@@ -35,7 +37,7 @@ class SendRecords:
 
     def attempted(
         self,
-        sender: sdk_seam.AnySender,
+        _sender: object,
         parcel: Parcel,
         payload: Payload | None,
         queue: str | None,
@@ -50,7 +52,7 @@ class SendRecords:
         latency = int((now() - started) * 1e6)
         pairing = self._pairing
         outcome, name = (_DONE, None) if error is None else (outcome_of(error), type(error).__name__)
-        sizes = sdk_seam.sent_sizes(sender, payload) or _measured(parcel, payload)
+        sizes = _sizes(parcel, payload, queue is not None)
         for message_id, size in zip(parcel.message_ids, sizes, strict=True):
             self._record(
                 send_operation(  # by position: on the way of a send each step is felt
@@ -72,6 +74,19 @@ class SendRecords:
             )
 
 
-def _measured(parcel: Parcel, payload: Payload | None) -> Sequence[int]:
-    """The bytes of what was scheduled, was not sent at all, or was followed by the message of another thread."""
-    return [encoded_size(payload)] if isinstance(payload, ServiceBusMessage) else parcel.sizes()
+def _sizes(parcel: Parcel, payload: Payload | AmqpAnnotatedMessage | None, is_diverted: bool) -> list[int]:
+    """Return the bytes of each message of an attempt, with its envelope if it was diverted.
+
+    Does not raise, so that recording never turns a send that succeeded into one that failed: 0 for each message if
+    they cannot be encoded, and so were not carried.
+    """
+    try:
+        if isinstance(payload, (ServiceBusMessage, AmqpAnnotatedMessage)):
+            return [encoded_size(payload)]
+        if is_diverted:
+            return [encoded_size(wrapped) for wrapped in wrap_all(parcel.messages, parcel.destination)]
+        return parcel.sizes()
+    except Exception as error:
+        # Not the text of the error, which may have parts of the message in it.
+        logger.warning("Measuring a message to %s failed: %s", parcel.destination, type(error).__name__)
+        return [0] * len(parcel.message_ids)
