@@ -16,7 +16,7 @@ from twinbus.ledger.recorder import OperationKind, Recorder
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.ping import is_ping
 from twinbus.pairing.recording import Records
-from twinbus.pairing.sdk_seam import how_it_receives, measure_received
+from twinbus.pairing.sdk_seam import how_it_receives
 
 from ..receipts import Receipts, Scribe
 
@@ -78,10 +78,8 @@ class RecordedReceiver(ServiceBusReceiver):
         made._receipts = Receipts(records, receiver.entity_path)
         made._default_wait = DEFAULT_WAIT if max_wait_time is None else max_wait_time
         made._settles = ServiceBusReceiveMode(receive_mode) is ServiceBusReceiveMode.PEEK_LOCK
-        if made._receipts.is_recording:
-            measure_received(receiver)
-            if receiver.session is not None:
-                receiver.session.__class__ = RecordedSession
+        if made._receipts.is_recording and receiver.session is not None:
+            receiver.session.__class__ = RecordedSession
         return made
 
     def _check(self) -> None:
