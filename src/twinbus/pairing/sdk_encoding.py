@@ -7,7 +7,6 @@ the two, byte for byte. It belongs to `sdk_seam`: it knows how the SDK keeps a m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from struct import Struct
 from typing import Any
@@ -18,7 +17,6 @@ _TEXT, _SYMBOL, _BYTES = 0xA1, 0xA3, 0xA0
 _LIST, _MAP = 0xC0, 0xC1
 _NULL = b"\x40"
 _PROPERTIES, _APPLICATION_PROPERTIES, _DATA = b"\x00\x53\x73", b"\x00\x53\x74", b"\x00\x53\x75"
-_DESCRIPTOR_SIZE, _COMPOUND_SIZE, _NUMBER_SIZE = 3, 3, 9
 _WIDE = 0x10  # how much higher the code of the form with four bytes for the length is
 _short, _long = Struct(">BB").pack, Struct(">BL").pack
 _short_compound, _long_compound = Struct(">BBB").pack, Struct(">BLL").pack
@@ -38,23 +36,6 @@ def encoded(message: Any) -> bytes | bytearray:
     output = bytearray()
     encode_payload(output, message)
     return output
-
-
-def estimated_size(received: Any) -> int:
-    """About how many bytes a message had that the SDK has decoded. It does not keep how numbers were written, and could
-    not encode all that it can decode."""
-    return sum(_DESCRIPTOR_SIZE + _estimated(section) for section in received if section is not None)
-
-
-def _estimated(value: Any) -> int:
-    if isinstance(value, (str, bytes, bytearray, memoryview)):
-        size = len(value.encode()) if isinstance(value, str) else len(value)
-        return size + (2 if size < 256 else 5)
-    if isinstance(value, Mapping):
-        return _COMPOUND_SIZE + sum(_estimated(key) + _estimated(one) for key, one in value.items())
-    if isinstance(value, (list, tuple)):
-        return _COMPOUND_SIZE + sum(_estimated(one) for one in value)
-    return 1 if value is None or isinstance(value, bool) else _NUMBER_SIZE
 
 
 def _plain(message: Any) -> bytes | None:

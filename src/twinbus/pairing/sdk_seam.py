@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Sequence
 from typing import Any
 
 import certifi
 from azure.servicebus import (
     ServiceBusMessage,
     ServiceBusMessageBatch,
-    ServiceBusReceivedMessage,
     ServiceBusReceiveMode,
     ServiceBusReceiver,
     ServiceBusSender,
@@ -30,7 +28,7 @@ from azure.servicebus.aio import ServiceBusReceiver as AsyncServiceBusReceiver
 from azure.servicebus.aio import ServiceBusSender as AsyncServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from .sdk_encoding import encoded, estimated_size
+from .sdk_encoding import encoded
 from .tokens import AbortableCredential
 
 AnySender = ServiceBusSender | AsyncServiceBusSender
@@ -308,44 +306,7 @@ def how_it_receives(
     return receiver._receive_mode, receiver._max_wait_time
 
 
-def measure_received(receiver: ServiceBusReceiver | AsyncServiceBusReceiver) -> None:
-    """Let `received_size` know the messages that a receiver hands out from now on. The SDK forgets their bytes."""
-    build = receiver._build_received_message
-
-    def build_and_measure(received: Any) -> Any:
-        message, frame = build(received), received[0]
-        # Of a message that came in several frames only the first is here.
-        message._twinbus_size = None if frame[5] else len(frame[11])
-        return message
-
-    receiver._build_received_message = build_and_measure  # type: ignore[assignment]
-
-
-def received_size(message: ServiceBusReceivedMessage) -> int:
-    """The bytes of a message as it came.
-
-    Of one in several frames, or that came otherwise, as a deferred one does, the SDK has only the content: then this is
-    right to some bytes.
-    """
-    size: int | None = getattr(message, "_twinbus_size", None)
-    return estimated_size(message._message) if size is None else size
-
-
 # ---- sizes ----
-
-
-def sent_sizes(sender: AnySender, payload: ServiceBusMessage | ServiceBusMessageBatch | None) -> Sequence[int]:
-    """The bytes of each message that was just sent; none if it was not, or another one was sent since.
-
-    The SDK forgets them, and to encode a message only to measure it would double the work.
-    """
-    if payload is None:
-        return ()
-    message: Any = payload._message
-    if isinstance(payload, ServiceBusMessageBatch):
-        return [len(encoded) for encoded in message[5]]
-    sent = getattr(sender, "_twinbus_sent", None)
-    return (sent[1],) if sent is not None and sent[0] == id(message) else ()
 
 
 def max_message_size(sender: AnySender) -> int:
