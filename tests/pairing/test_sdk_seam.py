@@ -23,7 +23,6 @@ from twinbus.broker import Fault, Kind, Namespace, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.certificate import Certificate, server_context
 from twinbus.pairing import sdk_seam
-from twinbus.pairing.envelope import encoded_size
 
 LIMIT = 256 * 1024
 
@@ -265,75 +264,34 @@ def stored(bus: NamespaceThread, queue: str) -> list[bytes]:
 def test_a_quickened_sender_sends_and_counts_as_the_sdks_own(bus: NamespaceThread, kind: str) -> None:
     messages = [ServiceBusMessage(b"x" * size, message_id=f"m-{size}") for size in SIZES]
 
-    def send(queue: str, is_quick: bool) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    def send(queue: str, is_quick: bool) -> tuple[int, ...]:
         with ServiceBusClient.from_connection_string(bus.connection_string) as client:
             sender = client.get_queue_sender(queue)
             with sender:
                 if is_quick:
                     sdk_seam.opened(sender)
-                sizes = []
                 for message in messages:
                     sender.send_messages(message)
-                    sizes.append(tuple(sdk_seam.sent_sizes(sender, message)))
-                return counters(sender), sizes
+                return counters(sender)
 
-    async def send_async(queue: str, is_quick: bool) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    async def send_async(queue: str, is_quick: bool) -> tuple[int, ...]:
         async with AsyncServiceBusClient.from_connection_string(bus.connection_string) as client:
             sender = client.get_queue_sender(queue)
             async with sender:
                 if is_quick:
                     sdk_seam.opened(sender)
-                sizes = []
                 for message in messages:
                     await sender.send_messages(message)
-                    sizes.append(tuple(sdk_seam.sent_sizes(sender, message)))
-                return counters(sender), sizes
+                return counters(sender)
 
     results = []
     for is_quick in (False, True):
         queue = f"transfers-{kind}-{is_quick}"
         bus.run(bus.namespace.create(QueueDescription(queue)))
         results.append(send(queue, is_quick) if kind == "sync" else asyncio.run(send_async(queue, is_quick)))
-    (theirs, unknown), (ours, sizes) = results
+    theirs, ours = results
     assert ours == theirs
     assert stored(bus, f"transfers-{kind}-True") == stored(bus, f"transfers-{kind}-False")
-    assert unknown == [()] * len(SIZES)
-    assert sizes == [(encoded_size(message),) for message in messages]
-
-
-@pytest.mark.parametrize("body", [b"x" * 10, b"x" * 200_000], ids=["one frame", "several frames"])
-def test_the_size_of_a_received_message_is_that_on_the_wire(bus: NamespaceThread, body: bytes) -> None:
-    queue = f"received-{len(body)}"
-    bus.run(bus.namespace.create(QueueDescription(queue)))
-    client = ServiceBusClient.from_connection_string(bus.connection_string)
-    with client, client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
-        sdk_seam.measure_received(receiver)
-        sender.send_messages(
-            ServiceBusMessage(body, message_id="m", application_properties={"text": "t", "number": 7, "none": None})
-        )
-        (received,) = receiver.receive_messages(1, max_wait_time=PATIENCE)
-        size = sdk_seam.received_size(received)
-        assert received.sequence_number is not None
-        if len(body) < 64 << 10:
-            assert abs(sdk_seam.estimated_size(received._message) - size) < 20
-        receiver.defer_message(received)
-        (deferred,) = receiver.receive_deferred_messages([received.sequence_number])
-        receiver.complete_message(deferred)
-    # Body, properties and what the broker wrote beside them.
-    assert len(body) + 100 < size < len(body) + 400
-    # What a broker writes beside it, the count of deliveries for one, differs by some bytes.
-    assert abs(sdk_seam.received_size(deferred) - size) < 100
-
-
-def test_the_size_of_another_message_is_not_told(bus: NamespaceThread) -> None:
-    client = ServiceBusClient.from_connection_string(bus.connection_string)
-    with client, client.get_queue_sender("orders") as sender:
-        sdk_seam.opened(sender)
-        one, other = ServiceBusMessage("one"), ServiceBusMessage("other")
-        sender.send_messages(one)
-        assert sdk_seam.sent_sizes(sender, other) == ()
-        sender.send_messages(other)
-        assert sdk_seam.sent_sizes(sender, one) == ()
 
 
 def test_an_sdk_that_has_changed_inside_sends_as_it_likes(bus: NamespaceThread) -> None:
@@ -395,7 +353,6 @@ def test_a_batch_of_the_other_kind_is_not_made_anew(bus: NamespaceThread) -> Non
             sender = client.get_queue_sender("orders")
             batch = sdk_seam.new_batch(LIMIT)
             batch.add_message(ServiceBusMessage("hello"))
-            assert sdk_seam.sent_sizes(sender, batch) == [len(batch._message[5][0])]
             sdk_seam.suit(batch, sender)
             made: list[Any] = []
             sender.create_message_batch = made.append  # type: ignore[assignment, method-assign]

@@ -13,6 +13,7 @@ from typing import Any
 from azure.servicebus import ServiceBusReceivedMessage
 
 from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Outcome, Recorder, Stage
+from twinbus.pairing.message_size import received_size
 from twinbus.pairing.ping import is_ping
 from twinbus.pairing.recording import Records, record, recorded
 
@@ -68,7 +69,7 @@ class Receipts:
                 message_id=None if is_ping(message) else message.message_id,
                 sequence_number=message.sequence_number,
                 delivery_count=message.delivery_count,
-                bytes=0,  # merged with message_size
+                bytes=received_size(message.raw_amqp_message),
             )
 
     def noted(

@@ -16,6 +16,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 
 from . import aliases
+from .message_size import message_size, text_size
 
 #: A message as the SDK's sender takes it.
 Message = ServiceBusMessage | AmqpAnnotatedMessage
@@ -88,7 +89,7 @@ def wrap_all(messages: Iterable[Message], destination: str) -> list[AmqpAnnotate
 def overhead(message: Message, destination: str) -> int:
     """The most bytes that the envelope adds to the message, alone or in a batch, told without encoding it."""
     raw = annotated(message)
-    size = _SECTION_SIZE + _BATCH_ENTRY_SIZE + _text_size(aliases.PATH) + _text_size(destination)
+    size = _SECTION_SIZE + _BATCH_ENTRY_SIZE + text_size(aliases.PATH) + text_size(destination)
     properties, header = raw.properties, raw.header
     names: list[str] = []
     if header is not None and header.time_to_live is not None:
@@ -97,10 +98,10 @@ def overhead(message: Message, destination: str) -> int:
         names += [aliases.EXPIRY] if properties.absolute_expiry_time else []
         names += [aliases.CREATED] if properties.creation_time else []
     if properties is not None and properties.group_id is not None:
-        size += _text_size(aliases.SESSION_ID) + _text_size(properties.group_id)
+        size += text_size(aliases.SESSION_ID) + text_size(properties.group_id)
     if raw.annotations and any(_name(key) == aliases.SCHEDULED_ANNOTATION for key in raw.annotations):
         names.append(aliases.SCHEDULED_TIME)
-    size += sum(_text_size(name) + _FIXED_ALIAS_SIZES[name] for name in names)
+    size += sum(text_size(name) + _FIXED_ALIAS_SIZES[name] for name in names)
     for name in raw.application_properties or ():
         if aliases.is_taken(_name(name)):
             size += len(aliases.OWN) + 3  # and the long form of a text
@@ -108,11 +109,23 @@ def overhead(message: Message, destination: str) -> int:
 
 
 def encoded_size(message: Message) -> int:
-    """The bytes that the SDK makes of a message, without those of its transfer. As slow as sending it twice."""
+    """Return the bytes that the SDK writes for a message, without those of its transfer.
+
+    Raises what the SDK raises where a message cannot be encoded, except for numbers that are out of their bounds.
+    """
+    raw = annotated(message)
+    try:
+        return message_size(raw)
+    except TypeError:
+        return _batched_size(raw)
+
+
+def _batched_size(raw: AmqpAnnotatedMessage) -> int:
+    """Measure a message by adding it to a batch. It takes about ten times as long as adding up its parts."""
     batch = ServiceBusMessageBatch(max_size_in_bytes=_ANY_SIZE)
     before = batch.size_in_bytes
     # Measuring must not change the user's object, but the SDK decodes properties of type bytes in place.
-    raw = copy.copy(annotated(message))
+    raw = copy.copy(raw)
     if raw.application_properties:
         raw.application_properties = dict(raw.application_properties)
     batch.add_message(raw)
@@ -133,11 +146,6 @@ def oversize(message: Message, destination: str, limit: int) -> Oversize | None:
         return None
     size = encoded_size(wrap(raw, destination))
     return Oversize(size, size - encoded_size(raw)) if size > limit else None
-
-
-def _text_size(text: str | bytes) -> int:
-    length = len(text.encode()) if isinstance(text, str) else len(text)
-    return length + (2 if length < 256 else 5)
 
 
 # ---- what is cleared ----

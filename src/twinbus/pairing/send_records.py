@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
 
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
@@ -14,6 +14,8 @@ from .core import Pairing
 from .envelope import encoded_size
 from .parcel import Parcel, Payload
 from .recording import outcome_of
+
+logger = logging.getLogger("twinbus.pairing")
 
 # To name a member of an enum takes half a microsecond on Python 3.11, and these are on the way of every send.
 _PRIMARY, _SECONDARY = NamespaceRole.PRIMARY, NamespaceRole.SECONDARY
@@ -49,7 +51,7 @@ class SendRecords:
         latency = int((now() - started) * 1e6)
         pairing = self._pairing
         outcome, name = (_DONE, None) if error is None else (outcome_of(error), type(error).__name__)
-        sizes = _measured(parcel, payload)
+        sizes = _sizes(parcel, payload)
         for message_id, size in zip(parcel.message_ids, sizes, strict=True):
             self._record(
                 send_operation(  # by position: on the way of a send each step is felt
@@ -71,8 +73,17 @@ class SendRecords:
             )
 
 
-def _measured(parcel: Parcel, payload: Payload | None) -> Sequence[int]:
-    """The bytes of each message as it was sent."""
-    if isinstance(payload, (ServiceBusMessage, AmqpAnnotatedMessage)):
-        return [encoded_size(payload)]
-    return [encoded_size(one) for one in payload] if isinstance(payload, list) else parcel.sizes()
+def _sizes(parcel: Parcel, payload: Payload | None) -> list[int]:
+    """Return the bytes of each message of an attempt.
+
+    Does not raise, so that recording never turns a send that succeeded into one that failed: 0 for each message if
+    they cannot be encoded, and so were not carried.
+    """
+    try:
+        if isinstance(payload, (ServiceBusMessage, AmqpAnnotatedMessage)):
+            return [encoded_size(payload)]
+        return [encoded_size(one) for one in payload] if isinstance(payload, list) else parcel.sizes()
+    except Exception as error:
+        # Not the text of the error, which may have parts of the message in it.
+        logger.warning("Measuring a message to %s failed: %s", parcel.destination, type(error).__name__)
+        return [0] * len(parcel.message_ids)

@@ -120,10 +120,7 @@ class SimulatedSender(ServiceBusSender):
         return self
 
     async def send_messages(self, message: Any, **kwargs: Any) -> None:
-        payloads = encoded(message)
-        # As `sdk_seam` notes it of the real one, so that nobody has to encode the message again to measure it.
-        self._twinbus_sent = id(message._message), len(payloads[0])
-        await self._put(payloads)
+        await self._put(encoded(message))
 
     async def schedule_messages(self, messages: Any, schedule_time_utc: Any, **kwargs: Any) -> list[int]:
         numbers: list[int] = await self._put([one for message in messages for one in encoded(message)])
