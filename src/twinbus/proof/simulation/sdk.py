@@ -1,7 +1,7 @@
 """The SDK's clients on the simulated network: what `twinbus.pairing` is given instead of the real ones.
 
-Only what the pairing uses is here. A simulated sender is one of the SDK's by type, and has what `sdk_seam` looks at,
-so that the seam itself is simulated, too.
+Only what the pairing uses is here. A simulated sender has what `twinbus.pairing.sdk.internals` looks at, so that
+cutting a connection is simulated, too.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from azure.core.exceptions import ResourceNotFoundError, ServiceRequestError
-from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, exceptions
+from azure.servicebus import ServiceBusMessageBatch, exceptions
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
 from twinbus.amqp import sections
 from twinbus.broker.errors import ENTITY_DISABLED, NOT_FOUND, QUOTA_EXCEEDED, SERVER_BUSY
 from twinbus.broker.message import Arrival
-from twinbus.pairing import sdk_seam
 
 from .entities import RefusedError
 from .network import CutError, DetachedError, Process, Request, SilentError, SimulatedNamespace, Wire
 
 MAX_SIZE = 256 * 1024
-KEEP_ALIVE = 30
-_ATTACHED, _GONE = SimpleNamespace(value=3), SimpleNamespace(value=6)
 _ERRORS: dict[str, type[exceptions.ServiceBusError]] = {
     SERVER_BUSY: exceptions.ServiceBusServerBusyError,
     QUOTA_EXCEEDED: exceptions.ServiceBusQuotaExceededError,
@@ -46,45 +43,27 @@ def as_the_sdk_says(error: Exception) -> exceptions.ServiceBusError:
     return exceptions.ServiceBusConnectionError(message=str(error))
 
 
-def encoded(payload: ServiceBusMessage | ServiceBusMessageBatch) -> list[bytes]:
+def encoded(payload: Any) -> list[bytes]:
     """The bytes of each message that the SDK would write."""
-    if isinstance(payload, ServiceBusMessage):
-        batch = sdk_seam.new_batch(1 << 62)
-        batch.add_message(payload)
+    if not isinstance(payload, ServiceBusMessageBatch):
+        batch = ServiceBusMessageBatch(1 << 62)
+        for message in payload if isinstance(payload, list) else [payload]:
+            batch.add_message(message)
         payload = batch
     written: Any = payload._message
     return [bytes(one) for one in written[5]]
 
 
-class _Connection:
-    """Stands for the SDK's connection and its transport: it can be aborted, listened to and closed."""
-
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._transport = self
-        self.writer = SimpleNamespace(transport=wire)
-
-    async def listen(self, wait: Any) -> None:
-        if self._wire.error is not None:
-            raise as_the_sdk_says(self._wire.error)
-
-    async def close(self) -> None:
-        self._wire.abort()
-
-
 class _Handler:
-    """Stands for the SDK's AMQP client of one sender."""
-
-    _session = None
-    _socket_timeout = 1.0
+    """Stands for the SDK's AMQP client of one sender: its connection can be aborted, its link detached."""
 
     def __init__(self, wire: Wire, path: str) -> None:
         self.path = path
-        self._connection = _Connection(wire)
-        self._link = SimpleNamespace(state=_ATTACHED)
+        self._connection = SimpleNamespace(_transport=SimpleNamespace(writer=SimpleNamespace(transport=wire)))
+        self.is_attached = True
 
     def detached(self) -> None:
-        self._link.state = _GONE
+        self.is_attached = False
 
 
 class SimulatedSender(ServiceBusSender):
@@ -95,15 +74,8 @@ class SimulatedSender(ServiceBusSender):
         self._namespace = namespace
         self._process = process
         self._path = path
-        self._config: Any = SimpleNamespace(keep_alive=KEEP_ALIVE, retry_total=0, use_tls=False)
         self._handler: Any = None
-        self._running = False
-        self._amqp_transport: Any = None
-        self._max_message_size_on_link = self._max_batch_size_on_link = MAX_SIZE
         self._wire: Wire | None = None
-
-    def _create_handler(self, auth: Any) -> None:
-        """The SDK's place to make a connection; here `__aenter__` does that."""
 
     async def __aenter__(self) -> SimulatedSender:
         try:
@@ -116,8 +88,10 @@ class SimulatedSender(ServiceBusSender):
             raise as_the_sdk_says(error) from None
         wire.links.append(self._handler)
         wire.on_cut = lambda error: self._handler.detached()
-        self._running = True
         return self
+
+    async def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
+        return ServiceBusMessageBatch(MAX_SIZE)
 
     async def send_messages(self, message: Any, **kwargs: Any) -> None:
         await self._put(encoded(message))
@@ -128,7 +102,7 @@ class SimulatedSender(ServiceBusSender):
 
     async def _put(self, payloads: Sequence[bytes]) -> Any:
         assert self._wire is not None
-        if self._handler._link.state is _GONE:
+        if not self._handler.is_attached:
             raise as_the_sdk_says(self._wire.error or DetachedError())
         arrivals = [Arrival(payload) for payload in payloads]
         subjects = [arrival.message_id or "" for arrival in arrivals if not arrival.is_ping]
@@ -141,7 +115,6 @@ class SimulatedSender(ServiceBusSender):
             raise as_the_sdk_says(error) from None
 
     async def close(self) -> None:
-        self._running = False
         if self._wire is not None:
             await asyncio.sleep(self._namespace.latency(self._path))
             self._wire.abort()
