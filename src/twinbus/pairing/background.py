@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from azure.servicebus.aio import ServiceBusClient
 
 from .core import DuePing, DueProbe, Entity, Pairing
 from .duplicates import DuplicateWindows
+from .events import Moved
 from .namespaces import Namespace
 from .ping import ping
 from .policy import retires_queue
-from .scanning import SCAN_MIN, SessionScanner
+from .scanning import SessionScanner
 from .sending._async.link import Link
+from .sessions import DivertedSessions
 from .standby import RETRY_MIN, Standby
 from .tasks import Tasks
 
@@ -40,6 +43,7 @@ class Background:
         self._duplicates = DuplicateWindows(pairing, primary)
         self._clients: list[ServiceBusClient] = []
         self._tasks = Tasks(self._broken)
+        self._forget: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
         """Get the standby ready, or begin to keep trying, and act by the clock from now on.
@@ -64,17 +68,27 @@ class Background:
             if self._pairing.options.create_backlog:
                 self._tasks.begin(self._tasks.repeat, self._duplicates.look, 0.0)
             if self._pairing.diverted_sessions is not None:
-                scanner = SessionScanner(self._pairing, self._pairing.diverted_sessions, self._client(self._secondary))
-                if self.standby.is_ready:
-                    await scanner.find_all()
-                self._tasks.begin(self._tasks.repeat, scanner.look_again, SCAN_MIN)
+                await self._start_scanner(self._pairing.diverted_sessions)
         except BaseException:
             await self.close()
             raise
 
+    async def _start_scanner(self, sessions: DivertedSessions) -> None:
+        scanner = SessionScanner(self._pairing, sessions, self._client(self._secondary))
+        if self.standby.is_ready:
+            await scanner.find_all()
+
+        def wake() -> None:
+            self._tasks.call_from_any_thread(scanner.wake)
+
+        sessions.on_hold = wake
+        self._forget = self._pairing.events.subscribe(lambda event: wake() if isinstance(event, Moved) else None)
+        self._tasks.begin(scanner.run)
+
     async def close(self) -> None:
         """End everything, also pings under way. Nothing is left running or open."""
         self._pairing.wake = lambda: None
+        self._forget()
         await self._tasks.close()
         for client in self._clients:
             await client.close()

@@ -1,10 +1,14 @@
-"""Looks through the backlog queues for sessions that still have messages there, where their order is kept."""
+"""Looks through the backlog queues for sessions that still have messages there, where their order is kept.
+
+Usually every few seconds; while a send is held until its session is out of the backlog, as often as that makes sense.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
@@ -23,6 +27,8 @@ logger = logging.getLogger("twinbus.pairing")
 
 SCAN_MIN = 1.0
 SCAN_MAX = 30.0
+#: Seconds between two looks while a send is held: after one that has released a session, and at most.
+HELD_MIN, HELD_MAX = 0.02, 0.5
 CLOSE_TIMEOUT = 5.0
 PAGE = 250
 #: At most so many pages a look; what lies behind them has to wait until the syphon has come closer.
@@ -41,8 +47,11 @@ class SessionScanner:
         self._sessions = sessions
         self._client = client
         self._delay = SCAN_MIN
-        # The queues that nobody has looked through since the start.
+        # The queues that were not looked through since the start.
         self._unknown = set(range(pairing.options.backlog_queue_count))
+        self._woken = asyncio.Event()
+        # Kept open while sends are held.
+        self._receivers: dict[int, ServiceBusReceiver] = {}
 
     async def find_all(self) -> None:
         """Look once through each queue: what an earlier process diverted is still under way.
@@ -71,6 +80,42 @@ class SessionScanner:
             message = f"more than {MAX_PAGES * PAGE} messages: sessions behind them may be sent out of order"
             self._pairing.publish(BacklogWarning(queue=self._pairing.queue_path(index), message=message))
 
+    def wake(self) -> None:
+        """A send is held, or the syphon has moved messages: look soon. On the event loop."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        delay = SCAN_MIN
+        try:
+            while True:
+                await self._pause(delay)
+                await self._look_while_held()
+                delay = await self.look_again()
+        finally:
+            await self._close_receivers()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        self._woken.clear()
+
+    async def _look_while_held(self) -> None:
+        """Look as long as a send is held: it waits for its session to be released."""
+        pause = HELD_MIN
+        while held := self._sessions.held():
+            released = 0
+            for index, wanted in held.items():
+                try:
+                    released += await self._release(index, wanted)
+                except Exception as error:
+                    logger.info("Looking through backlog queue %d failed: %s", index, type(error).__name__)
+            pause = HELD_MIN if released else min(2 * pause, HELD_MAX)
+            await self._pause(pause)
+        if not self._sessions.count:
+            await self._close_receivers()
+
     async def look_again(self) -> float:
         """Release the sessions that have left the backlog; returns after how many seconds to look again.
 
@@ -97,11 +142,14 @@ class SessionScanner:
         """While an entity is failed over its sessions go to the backlog anyway."""
         return not isinstance(self._pairing.state_of(entity), FailedOver)
 
-    async def _release(self, index: int) -> int:
-        """Look through a queue for sessions that are no longer there; returns how many were released."""
+    async def _release(self, index: int, wanted: Collection[Session] | None = None) -> int:
+        """Look through a queue for sessions that are no longer there; returns how many were released.
+
+        The look is over as soon as all of its sessions were seen, or all of `wanted`.
+        """
         scan = self._sessions.begin_scan(index)
         seen: dict[Session, float] = {}
-        if not await self._look(index, seen, lambda: not self._sessions.is_awaited(scan, seen)):
+        if not await self._look(index, seen, lambda: not self._sessions.is_awaited(scan, seen, wanted)):
             return 0
         released = self._sessions.end_scan(scan, seen)
         for session in released:
@@ -112,25 +160,45 @@ class SessionScanner:
         """Add the sessions of the messages in a queue to `seen`, each with the time when the newest of its messages was
         stored there; true if the end was reached."""
         path, seconds = self._pairing.queue_path(index), self._pairing.options.attempt_timeout
-        receiver = self._client.get_queue_receiver(path)
+        receiver = self._receivers.pop(index, None) or self._client.get_queue_receiver(path)
+        is_in_order = False
         try:
-            number = 0
-            for _ in range(MAX_PAGES):
-                with recorded(self._pairing, OperationKind.PEEK, Stage.BACKLOG_RECEIVE, NamespaceRole.SECONDARY, path):
-                    async with asyncio.timeout(seconds):
-                        page = await receiver.peek_messages(PAGE, sequence_number=number, timeout=seconds)
-                if not page:
-                    return True
-                for message in page:
-                    session = session_of(message)
-                    if session is not None:
-                        seen[session] = max(seen.get(session, 0.0), _stored_at(message))
-                if is_enough():
-                    return False
-                number = (page[-1].sequence_number or 0) + 1
-            return False
+            is_whole = await self._read(receiver, path, seconds, seen, is_enough)
+            is_in_order = True
+            return is_whole
         finally:
-            await _close(receiver)
+            if is_in_order and self._sessions.held():
+                self._receivers[index] = receiver
+            else:
+                await _close(receiver)
+
+    async def _read(
+        self,
+        receiver: ServiceBusReceiver,
+        path: str,
+        seconds: float,
+        seen: dict[Session, float],
+        is_enough: Callable[[], bool],
+    ) -> bool:
+        number = 1  # to the SDK 0 means: go on where the last peek of this receiver ended
+        for _ in range(MAX_PAGES):
+            with recorded(self._pairing, OperationKind.PEEK, Stage.BACKLOG_RECEIVE, NamespaceRole.SECONDARY, path):
+                async with asyncio.timeout(seconds):
+                    page = await receiver.peek_messages(PAGE, sequence_number=number, timeout=seconds)
+            if not page:
+                return True
+            for message in page:
+                session = session_of(message)
+                if session is not None:
+                    seen[session] = max(seen.get(session, 0.0), _stored_at(message))
+            if is_enough():
+                return False
+            number = (page[-1].sequence_number or 0) + 1
+        return False
+
+    async def _close_receivers(self) -> None:
+        while self._receivers:
+            await _close(self._receivers.popitem()[1])
 
 
 async def _close(receiver: ServiceBusReceiver) -> None:
