@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -18,11 +19,11 @@ from twinbus.broker.background import NamespaceThread
 from twinbus.broker.faults import ActiveFault
 from twinbus.broker.queue import Queue
 from twinbus.ledger.recorder import Recorder
-from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
-from twinbus.pairing.sending._sync.sender import PairedSender
 from twinbus.pairing.core import Clock, Pairing
 from twinbus.pairing.events import Event
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
+from twinbus.pairing.sending._sync.sender import PairedSender
 
 PATIENCE = 60.0  # seconds for something that should come at once
 QUEUES = 3
@@ -151,7 +152,8 @@ class Pair:
         """A sender of the kind under test; an asynchronous one is wrapped in `Blocking`."""
         path = path or self.path
         if self.kind == "sync":
-            clients = [ServiceBusClient.from_connection_string(one, **more) for one, more in self._targets()]
+            make = ServiceBusClient.from_connection_string
+            clients = [make(one, retry_total=0, **more) for one, more in self._targets()]
             sender: Any = PairedSender(self.pairing, path, *clients, **options)
         else:
             sender = Blocking(self.stage.loop.run(self._async_sender(path, options)), self.stage.loop)
@@ -159,11 +161,27 @@ class Pair:
         return sender
 
     async def _async_sender(self, path: str, options: dict[str, Any]) -> AsyncPairedSender:
-        clients = [AsyncServiceBusClient.from_connection_string(one, **more) for one, more in self._targets()]
+        make = AsyncServiceBusClient.from_connection_string
+        clients = [make(one, retry_total=0, **more) for one, more in self._targets()]
         return AsyncPairedSender(self.pairing, path, *clients, **options)
 
     def _targets(self) -> Iterator[tuple[str, dict[str, Any]]]:
         return zip(self._strings, self._options, strict=True)
+
+    # ---- many callers ----
+
+    def at_once(self, sender: Any, count: int, **options: Any) -> list[Any]:
+        """Send `count` messages at the same time through one sender; returns receipts and errors."""
+        if self.kind == "sync":
+            with ThreadPoolExecutor(count) as threads:
+                sends = [threads.submit(sender.send_messages, text(str(number)), **options) for number in range(count)]
+                return [send.exception(3 * PATIENCE) or send.result() for send in sends]
+
+        async def send_all() -> list[Any]:
+            sends = (sender.sender.send_messages(text(str(number)), **options) for number in range(count))
+            return await asyncio.gather(*sends, return_exceptions=True)
+
+        return self.stage.loop.run(send_all())
 
     # ---- what has arrived ----
 

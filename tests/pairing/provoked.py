@@ -166,7 +166,7 @@ def on(kind: Kind, *operations: Operation, **fields: Any) -> Fault:
 
 
 TOKEN, ATTACH, SEND, MANAGEMENT = Operation.TOKEN, Operation.ATTACH, Operation.SEND, Operation.MANAGEMENT
-BUSY, CALLER, DISABLED = Cause.BUSY, Cause.CALLER, Cause.DISABLED
+BUSY, CALLER, DISABLED, FORBIDDEN = Cause.BUSY, Cause.CALLER, Cause.DISABLED, Cause.FORBIDDEN
 NOT_FOUND, QUOTA, UNAVAILABLE = Cause.NOT_FOUND, Cause.QUOTA, Cause.UNAVAILABLE
 
 
@@ -236,20 +236,22 @@ SITUATIONS = [
     ),
     Situation("an error nobody has heard of", UNAVAILABLE, ServiceBusError, rejected("com.microsoft:something-new")),
     # Authentication and authorization.
-    Situation("a wrong key", CALLER, ServiceBusAuthenticationError, target=Scene.with_a_wrong_key),
+    Situation("a wrong key", FORBIDDEN, ServiceBusAuthenticationError, target=Scene.with_a_wrong_key),
     Situation(
         "a wrong key behind a custom endpoint",
-        CALLER,
+        FORBIDDEN,
         ServiceBusConnectionError,
         target=lambda scene: scene.over_tls(trusted=True, key="wrong"),
     ),
-    Situation("an expired token", CALLER, ServiceBusAuthenticationError, on(Kind.EXPIRE, TOKEN)),
-    Situation("no right to send", CALLER, ServiceBusAuthorizationError, target=Scene.without_the_right_to_send),
-    Situation("an expired token at the attach", CALLER, ServiceBusAuthorizationError, on(Kind.EXPIRE, ATTACH)),
-    Situation("a refused authorization", CALLER, ServiceBusAuthorizationError, rejected("com.microsoft:auth-failed")),
+    Situation("an expired token", FORBIDDEN, ServiceBusAuthenticationError, on(Kind.EXPIRE, TOKEN)),
+    Situation("no right to send", FORBIDDEN, ServiceBusAuthorizationError, target=Scene.without_the_right_to_send),
+    Situation("an expired token at the attach", FORBIDDEN, ServiceBusAuthorizationError, on(Kind.EXPIRE, ATTACH)),
+    Situation(
+        "a refused authorization", FORBIDDEN, ServiceBusAuthorizationError, rejected("com.microsoft:auth-failed")
+    ),
     Situation(
         "a certificate that nobody vouches for",
-        CALLER,
+        FORBIDDEN,
         ServiceBusConnectionError,
         target=lambda scene: scene.over_tls(trusted=False),
     ),

@@ -59,7 +59,7 @@ async def at_work(twins: Twins, pairing: Pairing) -> AsyncIterator[Events]:
 
 def fail(pairing: Pairing, entity: Entity) -> None:
     """A send to the primary has failed."""
-    pairing.sent_failed(entity, pairing.route(entity).epoch, ServiceBusConnectionError(message="gone"))
+    pairing.sent_failed(entity, pairing.begin(entity), ServiceBusConnectionError(message="gone"))
 
 
 def outage(twins: Twins, path: str, kind: Kind = Kind.REFUSE) -> int:

@@ -42,10 +42,11 @@ class Verdict(NamedTuple):
 # SPEC 7, "what starts the timer", "server-busy" and "queue leaving the rotation".
 VERDICTS = {
     Cause.UNAVAILABLE: Verdict(availability=True, documented=True, busy=False, retires=True),
-    Cause.NOT_FOUND: Verdict(availability=False, documented=True, busy=False, retires=False),
-    Cause.DISABLED: Verdict(availability=False, documented=True, busy=False, retires=False),
+    Cause.NOT_FOUND: Verdict(availability=False, documented=True, busy=False, retires=True),
+    Cause.DISABLED: Verdict(availability=False, documented=True, busy=False, retires=True),
     Cause.QUOTA: Verdict(availability=False, documented=True, busy=False, retires=True),
     Cause.BUSY: Verdict(availability=False, documented=False, busy=True, retires=False),
+    Cause.FORBIDDEN: Verdict(availability=False, documented=False, busy=False, retires=True),
     Cause.CALLER: Verdict(availability=False, documented=False, busy=False, retires=False),
 }
 
@@ -133,8 +134,8 @@ BY_CLASS = {
     sdk.MessagingEntityNotFoundError: Cause.NOT_FOUND,
     sdk.MessagingEntityDisabledError: Cause.DISABLED,
     sdk.ServiceBusQuotaExceededError: Cause.QUOTA,
-    sdk.ServiceBusAuthenticationError: Cause.CALLER,
-    sdk.ServiceBusAuthorizationError: Cause.CALLER,
+    sdk.ServiceBusAuthenticationError: Cause.FORBIDDEN,
+    sdk.ServiceBusAuthorizationError: Cause.FORBIDDEN,
     sdk.MessageSizeExceededError: Cause.CALLER,
     sdk.MessagingEntityAlreadyExistsError: Cause.CALLER,
     sdk.MessageNotFoundError: Cause.CALLER,
@@ -175,8 +176,8 @@ def test_no_error_of_the_installed_sdk_is_left_out() -> None:
         ("com.microsoft:argument-out-of-range", Cause.CALLER),
         ("com.microsoft:precondition-failed", Cause.CALLER),
         ("amqp:precondition-failed", Cause.CALLER),
-        ("amqp:unauthorized-access", Cause.CALLER),
-        ("com.microsoft:auth-failed", Cause.CALLER),
+        ("amqp:unauthorized-access", Cause.FORBIDDEN),
+        ("com.microsoft:auth-failed", Cause.FORBIDDEN),
         ("amqp:not-allowed", Cause.CALLER),
     ],
 )
@@ -187,7 +188,7 @@ def test_a_plain_error_is_judged_by_its_condition(condition: str, cause: Cause) 
 @pytest.mark.parametrize(
     ("condition", "cause"),
     [
-        ("amqp:unauthorized-access", Cause.CALLER),
+        ("amqp:unauthorized-access", Cause.FORBIDDEN),
         ("amqp:resource-limit-exceeded", Cause.QUOTA),
         ("com.microsoft:server-busy", Cause.BUSY),
         ("amqp:connection:forced", Cause.UNAVAILABLE),
@@ -215,8 +216,8 @@ class TokenRefusedError(Exception):
 
 
 TOKEN_STATUSES = {
-    401: Cause.CALLER,
-    403: Cause.CALLER,
+    401: Cause.FORBIDDEN,
+    403: Cause.FORBIDDEN,
     404: Cause.NOT_FOUND,
     408: Cause.UNAVAILABLE,
     500: Cause.UNAVAILABLE,
@@ -235,7 +236,7 @@ def test_a_refused_token_is_judged_by_the_status(kind: Any, status: int) -> None
 @pytest.mark.parametrize("status", [None, 0])
 def test_a_token_refused_without_a_status_is_the_callers(status: Any) -> None:
     """The real service refuses with an error condition, and then the SDK drops the status."""
-    assert cause_of(sdk.ServiceBusAuthenticationError(error=TokenRefusedError(status))) is Cause.CALLER
+    assert cause_of(sdk.ServiceBusAuthenticationError(error=TokenRefusedError(status))) is Cause.FORBIDDEN
 
 
 def test_an_authentication_error_that_hides_a_host_out_of_reach_counts() -> None:
@@ -293,7 +294,7 @@ def test_an_end_that_somebody_asked_for_does_not_count(error: BaseException) -> 
 @pytest.mark.parametrize(
     ("status", "cause"),
     [
-        (401, Cause.CALLER),
+        (401, Cause.FORBIDDEN),
         (404, Cause.NOT_FOUND),
         (408, Cause.UNAVAILABLE),
         (429, Cause.BUSY),
@@ -311,8 +312,8 @@ def test_a_certificate_that_nobody_vouches_for_does_not_count_however_deep_it_is
     certificate = ssl.SSLCertVerificationError("self-signed certificate")
     middle = ConnectionError("the handshake failed")
     middle.__cause__ = certificate
-    assert cause_of(certificate) is Cause.CALLER
-    assert cause_of(sdk.ServiceBusConnectionError(error=middle)) is Cause.CALLER
+    assert cause_of(certificate) is Cause.FORBIDDEN
+    assert cause_of(sdk.ServiceBusConnectionError(error=middle)) is Cause.FORBIDDEN
 
 
 def test_what_was_being_handled_when_an_error_came_does_not_change_its_cause() -> None:

@@ -11,16 +11,16 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from twinbus.pairing.tokens import AbortableCredential
 
 from twinbus.broker import Namespace, NamespaceConfig, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.config import BearerToken
 from twinbus.broker.security import ALL_RIGHTS
-from twinbus.pairing.sending._sync.sender import PairedSender
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.tokens import AbortableCredential
+from twinbus.pairing.sending._sync.sender import PairedSender
 
 TOKEN = "a-token-for-tests"
 BACKLOG = "contoso/x-servicebus-transfer/0"

@@ -204,9 +204,7 @@ class Pairing:
             machine.evidence.answered_at = self.clock()  # the usual case, for the price of a look
             return
         with self._lock:
-            now = self.clock()
-            machine.evidence.answered(now)
-            transitions = machine.sent_ok(now)
+            transitions = machine.sent_ok(self.clock())
         self._announce(entity, transitions)
 
     def answered(self, entity: Entity) -> None:

@@ -39,23 +39,31 @@ class PairedClientFaultedError(TwinbusError):
 
 
 class BacklogUnavailableError(TwinbusError):
-    """The primary entity cannot be used and no backlog queue took the message: it is stored nowhere.
+    """The primary entity cannot be used and no backlog queue took the message.
 
     `primary_error` is why the primary was given up (None if the failover was forced), `backlog_errors` maps the path
-    of each queue that was tried, or is out of rotation, to what went wrong there.
+    of each queue that was tried, or is out of rotation, to what went wrong there. With `may_be_accepted` an attempt got
+    no answer: the message may be stored all the same, and sent again it may arrive twice. Otherwise it is nowhere.
     """
 
     def __init__(
-        self, entity: str, primary_error: BaseException | None, backlog_errors: Mapping[str, BaseException]
+        self,
+        entity: str,
+        primary_error: BaseException | None,
+        backlog_errors: Mapping[str, BaseException],
+        *,
+        may_be_accepted: bool = False,
     ) -> None:
         primary = _in_short(primary_error) if primary_error else "failed over by hand"
         queues = "; ".join(f"{queue}: {_in_short(error)}" for queue, error in backlog_errors.items())
+        result = "may have been accepted: an attempt got no answer" if may_be_accepted else "was not accepted anywhere"
         super().__init__(
-            f"The message for '{entity}' was not accepted anywhere. Primary: {primary}."
-            f" Backlog: {queues or 'no queue was tried'}. Send it again later.",
+            f"The message for '{entity}' {result}. Primary: {primary}."
+            f" Backlog: {queues or 'no queue was tried'}. Send it again later, with the same message_id.",
             error=primary_error,
         )
         self.entity = entity
+        self.may_be_accepted = may_be_accepted
         self.primary_error = primary_error
         self.backlog_errors = dict(backlog_errors)
         self.__cause__ = next(reversed(self.backlog_errors.values()), primary_error)
@@ -109,12 +117,15 @@ class EntityFailedOverError(TwinbusError):
 
 
 class AttemptTimeoutError(TwinbusError, OperationTimeoutError):
-    """One attempt took longer than `attempt_timeout` and was broken off. The message may have arrived all the same."""
+    """One attempt got no answer in its time and was given up.
 
-    def __init__(self, entity: str, seconds: float) -> None:
-        OperationTimeoutError.__init__(
-            self, message=f"The attempt to reach '{entity}' was broken off after {seconds:g} s."
-        )
+    The message may have arrived all the same, unless `is_unsent`: then there was not even a link.
+    """
+
+    def __init__(self, entity: str, seconds: float, *, is_unsent: bool = False) -> None:
+        what = f"No link to '{entity}' was open" if is_unsent else f"'{entity}' did not answer"
+        OperationTimeoutError.__init__(self, message=f"{what} within {seconds:.4g} s.")
+        self.is_unsent = is_unsent
         self.entity = entity
         self.seconds = seconds
 
