@@ -70,7 +70,9 @@ def test_the_message_goes_to_another_queue_and_every_sender_learns_of_it(
 ) -> None:
     sender = pair.sender()
     if is_open:
-        first = next(index for index in range(3) if pair.pairing.queue_path(index) == sender.send_messages(text()).queue)
+        first = next(
+            index for index in range(3) if pair.pairing.queue_path(index) == sender.send_messages(text()).queue
+        )
     else:
         picked = pair.pairing.choose_queue(sender._delivery._choice)
         assert picked is not None

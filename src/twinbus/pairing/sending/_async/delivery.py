@@ -139,10 +139,10 @@ class Delivery:
         fresh = False
         parcel.attempts += 1
         while True:
+            if not self._is_primary():
+                raise ReroutedError
             try:
                 async with self._primary.link(budget, fresh=fresh) as link:
-                    if not self._is_primary():
-                        raise ReroutedError
                     fresh = link.is_fresh
                     return await self._attempt(link, parcel, budget.after_waiting())
             except SilentError:

@@ -140,10 +140,10 @@ class Delivery:
         fresh = False
         parcel.attempts += 1
         while True:
+            if not self._is_primary():
+                raise ReroutedError
             try:
                 with self._primary.link(budget, fresh=fresh) as link:
-                    if not self._is_primary():
-                        raise ReroutedError
                     fresh = link.is_fresh
                     return self._attempt(link, parcel, budget.after_waiting())
             except SilentError:
