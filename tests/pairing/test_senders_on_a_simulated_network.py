@@ -13,9 +13,10 @@ from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Event
+from twinbus.pairing.failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.sending._async.sender import PairedSender
-from twinbus.proof.simulation.network import Process, SimulatedNamespace
+from twinbus.proof.simulation.network import Fault, Process, SimulatedNamespace, Weather
 from twinbus.proof.simulation.sdk import SimulatedClient
 from twinbus.proof.simulation.trace import Trace
 from twinbus.proof.simulation.virtual_time import VirtualLoop
@@ -71,3 +72,21 @@ def test_closing_a_sender_says_nothing_about_the_primary() -> None:
     bench.run(work())
     assert bench.events == []
     assert bench.seen("connect app standby") == 0
+
+
+def test_callers_that_wait_for_a_link_are_not_diverted_while_the_primary_says_that_it_is_busy() -> None:
+    bench = Bench(max_links=1)
+
+    async def work() -> None:
+        sender = bench.sender()
+        await sender.send_messages(ServiceBusMessage("first", message_id="first"))
+        fault = Fault(Weather.BUSY, "contoso", "orders", 0.0, 3.0)
+        bench.primary.begin(fault)
+        bench.loop.call_later(3.0, bench.primary.end, fault)
+        messages = [ServiceBusMessage("one", message_id=f"{number}") for number in range(64)]
+        receipts = await asyncio.gather(*(sender.send_messages(one) for one in messages))
+        assert {one.route for one in receipts} == {Route.PRIMARY}
+        await sender.close()
+
+    bench.run(work())
+    assert bench.events == []

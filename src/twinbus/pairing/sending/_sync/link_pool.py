@@ -43,8 +43,10 @@ IDLE_SECONDS = 60.0
 #: How long a pool does not grow after a link failed to open while others work, the first time and at most.
 GROWTH_PAUSE, LONGEST_GROWTH_PAUSE = 1.0, 30.0
 
-# After these the SDK keeps its connection. Errors of other libraries were raised before it was used.
-_KEEPS_LINK = (MessageSizeExceededError, ServiceBusQuotaExceededError, ServiceBusServerBusyError)
+# After these the SDK keeps its connection, and the entity has answered.
+_REFUSALS = (ServiceBusQuotaExceededError, ServiceBusServerBusyError)
+# After these, too, it keeps its connection. Errors of other libraries were raised before it was used.
+_KEEPS_LINK = (MessageSizeExceededError, *_REFUSALS)
 
 
 class ReroutedError(Exception):
@@ -194,7 +196,7 @@ class LinkPool:
             if link not in self._busy:
                 return  # the pool was closed
             if is_good and link.epoch == self._epoch:
-                if error is None:
+                if error is None or isinstance(error, _REFUSALS):
                     link.is_fresh = False
                     self._answered_at = self._connections.answered_at = self._clock()
                 self._hand_on(link)
