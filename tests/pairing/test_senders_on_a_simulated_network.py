@@ -16,6 +16,7 @@ from twinbus.pairing.events import Event
 from twinbus.pairing.failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.sending._async.sender import PairedSender
+from twinbus.pairing.sending.slots import Connections
 from twinbus.proof.simulation.network import Fault, Process, SimulatedNamespace, Weather
 from twinbus.proof.simulation.sdk import SimulatedClient
 from twinbus.proof.simulation.trace import Trace
@@ -90,3 +91,61 @@ def test_callers_that_wait_for_a_link_are_not_diverted_while_the_primary_says_th
 
     bench.run(work())
     assert bench.events == []
+
+
+class Pool:
+    """A pool of links, as far as others need to know; without callers it wants no link."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self.callers = 0
+        connections.join(self)
+
+    def open(self, now: float) -> bool:
+        return self._connections.reserve(self, now, is_first=True)
+
+    def idle_since(self) -> float | None:
+        return None
+
+    def evict(self) -> None:
+        raise AssertionError("it has no idle link")
+
+    def close_idle(self, now: float) -> None:
+        """It has none."""
+
+    def grow(self) -> None:
+        if self.callers and self.open(10.0):
+            self.callers -= 1
+
+
+def test_a_pool_that_needs_no_place_any_more_does_not_keep_one_from_others() -> None:
+    connections = Connections(max_connections=1)
+    busy, starved, other = (Pool(connections) for _ in range(3))
+    assert busy.open(1.0)
+    assert not starved.open(2.0)
+    assert not other.open(3.0)
+    other.callers = 1
+    connections.release()
+    assert other.callers == 0
+    assert connections.starved_since() == float("inf")
+
+
+def test_a_pool_is_not_starved_when_its_last_caller_has_left() -> None:
+    bench = Bench(max_connections=1, max_links=2)
+
+    async def work() -> None:
+        first, second = bench.sender(), bench.sender()
+        bench.primary.begin(Fault(Weather.SLOW, "contoso", None, 0.0, LIMIT))
+        held = asyncio.create_task(first.send_messages(ServiceBusMessage("one"), timeout=60))
+        await asyncio.sleep(0.1)
+        waiting = asyncio.create_task(second.send_messages(ServiceBusMessage("two"), timeout=60))
+        await asyncio.sleep(0.1)
+        assert bench.pairing.primary_connections.starved_since() < float("inf")
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert bench.pairing.primary_connections.starved_since() == float("inf")
+        held.cancel()
+        await asyncio.wait([held])
+        await asyncio.gather(first.close(), second.close())
+
+    bench.run(work())

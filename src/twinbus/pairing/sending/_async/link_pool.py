@@ -181,6 +181,8 @@ class LinkPool:
             for line in (self._waiting, self._waiting_for_fresh):
                 if caller in line:
                     line.remove(caller)
+            if not self._waiting and not self._waiting_for_fresh:
+                self._connections.give_up_place(self)
             link = caller.abandon()
             if link is not None and link in self._busy:
                 self._hand_on(link)
