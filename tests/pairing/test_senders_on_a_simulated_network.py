@@ -12,7 +12,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.pairing.core import Pairing
-from twinbus.pairing.events import Event
+from twinbus.pairing.events import Diverted, Event
 from twinbus.pairing.failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.sending._async.sender import PairedSender
@@ -149,3 +149,27 @@ def test_a_pool_is_not_starved_when_its_last_caller_has_left() -> None:
         await asyncio.gather(first.close(), second.close())
 
     bench.run(work())
+
+
+@pytest.mark.parametrize("is_diverted", [False, True])
+def test_a_link_that_was_opened_and_not_used_is_not_fresh_any_more(is_diverted: bool) -> None:
+    """The service detaches idle links: the next send fails, and is sent once more on a fresh link."""
+    bench = Bench()
+    namespace = bench.secondary if is_diverted else bench.primary
+
+    async def work() -> None:
+        sender = bench.sender()
+        if is_diverted:
+            bench.pairing.fail_over("orders")
+            await sender.open_standby()
+        else:
+            await sender.create_message_batch()
+        bench.events.clear()
+        for wire in list(namespace.wires):
+            wire.cut()
+        receipt = await sender.send_messages(ServiceBusMessage("one"))
+        assert receipt.route is (Route.BACKLOG if is_diverted else Route.PRIMARY)
+        await sender.close()
+
+    bench.run(work())
+    assert [type(event) for event in bench.events] == ([Diverted] if is_diverted else [])

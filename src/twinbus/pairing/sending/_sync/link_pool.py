@@ -221,6 +221,7 @@ class LinkPool:
             self._grow()
         else:
             link.idle_since = self._clock()
+            link.is_fresh = False  # by the time it is used it may be stale
             self._idle.append(link)
 
     def warm_up(self) -> None:
