@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.exceptions import MessagingEntityDisabledError
 
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Diverted, Event
@@ -173,3 +174,22 @@ def test_a_link_that_was_opened_and_not_used_is_not_fresh_any_more(is_diverted: 
 
     bench.run(work())
     assert [type(event) for event in bench.events] == ([Diverted] if is_diverted else [])
+
+
+def test_callers_are_told_at_once_that_the_entity_is_disabled_however_many_come() -> None:
+    """Another link is always being opened for the next caller, and refused like the others."""
+    bench = Bench(attempt_timeout=0.5)
+    bench.primary.begin(Fault(Weather.DISABLED, "contoso", "orders", 0.0, LIMIT))
+
+    async def work() -> None:
+        sender = bench.sender()
+        calls = []
+        for _ in range(200):
+            calls.append(asyncio.create_task(sender.send_messages(ServiceBusMessage("one"))))
+            await asyncio.sleep(0.01)
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(error) for error in errors} == {MessagingEntityDisabledError}
+        await sender.close()
+
+    bench.run(work())
+    assert bench.events == []

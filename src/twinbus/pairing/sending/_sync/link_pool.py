@@ -31,6 +31,7 @@ from azure.servicebus.exceptions import (
 
 from ...core import Attempt
 from ...errors import HungCallsError, NoFreeLinkError
+from ...policy import Cause, cause_of
 from ..budget import Budget
 from ..slots import Connections
 from .link import CLOSING, Link
@@ -340,7 +341,8 @@ class LinkPool:
             if self._idle or self._busy:
                 self._grows_at = self._clock() + self._growth_pause
                 self._growth_pause = min(2 * self._growth_pause, LONGEST_GROWTH_PAUSE)
-            elif not self._opening:
+            elif not self._opening or cause_of(error) is not Cause.UNAVAILABLE:
+                # What was refused to one is refused to all: no one waits for the next opening to be told the same.
                 self._fail_all(OpeningError(error))
 
     def _opening_ended(self, link: Link, grow: bool = True) -> None:
