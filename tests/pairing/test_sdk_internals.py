@@ -221,7 +221,7 @@ def test_hung_calls_are_abandoned_up_to_a_bound_and_then_refused(without_interna
         for _ in range(2):
             with pytest.raises(AttemptTimeoutError):
                 sender.send_messages(text())
-        with pytest.raises(HungCallsError, match="2 calls to .* hang in the SDK"):
+        with pytest.raises(HungCallsError, match=r"2 calls to .* hang in the SDK"):
             sender.send_messages(text())
         stage.clear()
         stage.wait_until(lambda: not any(link.is_hung for link in sender._delivery._primary._abandoned))

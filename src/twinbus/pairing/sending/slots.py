@@ -96,8 +96,15 @@ class Connections:
         """A connection is gone, or about to go."""
         with self.lock:
             self._open -= 1
-            if self._starved and self._open < self.max_connections:
-                next(iter(self._starved)).grow()
+            while self._starved and self._open < self.max_connections:
+                pool = next(iter(self._starved))
+                del self._starved[pool]  # it asks again if it still needs a place
+                pool.grow()
+
+    def give_up_place(self, pool: Evictable) -> None:
+        """The pool does not need a place any more."""
+        with self.lock:
+            self._starved.pop(pool, None)
 
     def starved_since(self) -> float:
         """Since when a pool without any link waits for a place; infinity if none does."""

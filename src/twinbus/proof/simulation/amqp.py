@@ -87,11 +87,11 @@ class SimulatedConnection:
         if not self._lost_future.done():
             self._lost_future.set_result(self.error)
 
-    async def _attach(self, link: Any, seconds: float) -> None:
+    async def _attach(self, link: Any, seconds: float, request: Request = Request.LISTEN) -> None:
         namespace = self._wire.namespace
         try:
             async with within(seconds, f"'{link.path}' was not attached"):
-                await self._wire.ask(Request.ATTACH, link.path, lambda: namespace.queue(link.path))
+                await self._wire.ask(request, link.path, lambda: namespace.queue(link.path))
         except TimedOut as late:
             # Nothing else was heard either: it is the connection.
             self._wire.fail(SilentError(str(late)))
@@ -103,7 +103,7 @@ class SimulatedConnection:
 
     async def attach_sender(self, path: str, *, seconds: float, on_end: OnEnd) -> SimulatedSender:
         link = SimulatedSender(self._wire, path, on_end)
-        await self._attach(link, seconds)
+        await self._attach(link, seconds, Request.ATTACH)
         return link
 
     async def attach_receiver(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+from collections import Counter
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +24,12 @@ from twinbus.pairing.sending._async.sender import PairedSender
 from ..history import History
 from .entities import SimulatedQueue
 from .network import EPOCH, Process, SimulatedNamespace
-from .scenario import PlannedSend, Queue
+from .scenario import BusySession, PlannedSend, Queue
 from .sdk import SimulatedClient
 from .trace import Trace
+
+#: Calls in a row after which a session is back on the primary.
+BACK = 3
 
 
 class Receiver:
@@ -71,6 +78,28 @@ class Receiver:
         return there_ms / 1000 - EPOCH - self._namespace.skew
 
 
+@dataclass(slots=True)
+class Call:
+    """One call of a sender, as its caller saw it; times are those of the event loop."""
+
+    plan: PlannedSend
+    entity: str
+    began: float
+    ended: float = math.inf
+    #: Where it was accepted: primary or backlog.
+    route: str | None = None
+    error: BaseException | None = None
+    #: Whether its sender was closed, or it was cancelled, before it ended.
+    is_broken_off: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.plan.message_ids[0]
+
+    def overlaps(self, start: float, end: float) -> bool:
+        return self.began <= end and start <= self.ended
+
+
 class Application:
     """The senders of a run."""
 
@@ -88,7 +117,19 @@ class Application:
         self._loop = namespaces[0].loop
         self._clients = [SimulatedClient(one, Process("app")) for one in namespaces]
         self._senders = [self._new_sender(queue) for queue in queues]
-        self._sending: list[asyncio.Task[None]] = []
+        self._sending: list[asyncio.Task[Call]] = []
+        self._in_bursts: list[asyncio.Task[Call]] = []
+        self._busy: list[asyncio.Task[None]] = []
+        self._is_over = False
+        #: All calls, in the order in which they began, and those under way by the ids of their messages.
+        self.calls: list[Call] = []
+        self._open: dict[str, Call] = {}
+        #: Where each message was sent to.
+        self.entities: dict[str, str] = {}
+        #: How often each message was sent to the primary.
+        self.sent_to_primary: Counter[str] = Counter()
+        for namespace in namespaces:
+            namespace.on_send = partial(self._on_send, is_primary=namespace is namespaces[0])
         #: When scheduled messages may arrive at the earliest.
         self.due: dict[str, float] = {}
         self.trace = trace
@@ -102,30 +143,80 @@ class Application:
 
     def begin(self, plan: PlannedSend) -> None:
         """Send without waiting for what was begun before, unless order matters: that is promised to who waits."""
-        self._sending.append(self._loop.create_task(self._send(plan, self._sending[-1:])))
+        if plan.is_in_burst:
+            task = self._loop.create_task(self._send(plan, []))
+            self._in_bursts.append(task)
+        else:
+            task = self._loop.create_task(self._send(plan, self._sending[-1:]))
+            self._sending.append(task)
+        if plan.cancelled_after is not None:
+            self._loop.call_later(plan.cancelled_after, task.cancel)
 
-    async def _send(self, plan: PlannedSend, before: list[asyncio.Task[None]]) -> None:
+    def begin_busy(self, number: int, busy: BusySession) -> None:
+        """Send to a session without pause, until `stop_busy`."""
+        self._busy.append(self._loop.create_task(self._keep_busy(number, busy)))
+
+    async def _keep_busy(self, number: int, busy: BusySession) -> None:
+        for count in itertools.count():
+            if self._is_over:
+                break
+            name = f"busy{number}-{count}"
+            plan = PlannedSend(self._loop.time(), busy.sender, (name,), busy.session, None, None, busy.timeout)
+            call = await self._send(plan, [])
+            await asyncio.sleep(busy.pause if call.error is None else max(busy.pause, 1.0))
+
+    def is_back(self, busy: BusySession, since: float) -> bool:
+        """Whether some calls of a session in a row were accepted by the primary."""
+        routes = [
+            call.route
+            for call in self.calls
+            if call.began >= since and (call.plan.sender, call.plan.session) == (busy.sender, busy.session)
+        ]
+        return routes[-BACK:] == ["primary"] * BACK
+
+    async def stop_busy(self) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._busy)
+
+    async def _send(self, plan: PlannedSend, before: list[asyncio.Task[Call]]) -> Call:
         if plan.session is not None and before:
             await asyncio.wait(before)
         queue = self._queues[plan.sender]
         messages = [self._message(plan, message_id) for message_id in plan.message_ids]
         now = self._loop.time()
+        call = Call(plan, queue.path, now)
+        self.calls.append(call)
+        self._open |= dict.fromkeys(plan.message_ids, call)
+        self.entities |= dict.fromkeys(plan.message_ids, queue.path)
         for message_id in plan.message_ids:
             body, life = message_id.encode(), plan.time_to_live
             self._history.attempt(queue.path, message_id, session=plan.session, content=body, time_to_live=life, at=now)
         self.trace("send", queue.path, *plan.message_ids)
         try:
-            route = await self._call(plan, messages)
+            call.route = await self._call(plan, messages)
         except (ServiceBusError, asyncio.CancelledError) as error:
+            call.error = error
+            call.is_broken_off |= isinstance(error, asyncio.CancelledError)
             self.trace("failed", queue.path, *plan.message_ids, type(error).__name__)
         except ValueError as error:
+            call.error = error
             if "closed" not in str(error):
                 raise
             self.trace("closed", queue.path, *plan.message_ids)
         else:
-            self.trace("acknowledged", queue.path, *plan.message_ids, route)
+            self.trace("acknowledged", queue.path, *plan.message_ids, call.route)
             for message_id in plan.message_ids:
-                self._history.acknowledge(queue.path, message_id, route, at=self._loop.time())
+                self._history.acknowledge(queue.path, message_id, call.route, at=self._loop.time())
+        finally:
+            call.ended = self._loop.time()
+            for message_id in plan.message_ids:
+                del self._open[message_id]
+        return call
+
+    def _on_send(self, message_id: str, is_primary: bool) -> None:
+        if message_id not in self._open:
+            self.complaints.append(f"{message_id} was sent when its call had ended")
+        self.sent_to_primary[message_id] += is_primary
 
     async def _call(self, plan: PlannedSend, messages: list[ServiceBusMessage]) -> str:
         sender = self._senders[plan.sender]
@@ -144,19 +235,22 @@ class Application:
 
     def cancel(self, which: int) -> None:
         """A caller loses interest in a send that is under way."""
-        open_ones = [task for task in self._sending if not task.done()]
+        open_ones = [task for task in (*self._sending, *self._in_bursts) if not task.done()]
         if open_ones:
             open_ones[which % len(open_ones)].cancel()
 
     async def replace_sender(self, which: int) -> None:
         """Close a sender, whatever it is doing, and get a new one."""
         index = which % len(self._senders)
+        for call in self._open.values():
+            call.is_broken_off |= call.plan.sender == index
         old, self._senders[index] = self._senders[index], self._new_sender(self._queues[index])
         await old.close()
 
     async def finish(self) -> None:
         """Wait for all sends. Raises what must not come out of one."""
-        for task in self._sending:
+        for task in (*self._sending, *self._in_bursts):
+            await asyncio.wait([task])
             if not task.cancelled():
                 await task
 

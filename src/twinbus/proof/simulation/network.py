@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from twinbus.broker.errors import ENTITY_DISABLED, NOT_FOUND, QUOTA_EXCEEDED, SERVER_BUSY
+from twinbus.broker.errors import ENTITY_DISABLED, NOT_FOUND, QUOTA_EXCEEDED, SERVER_BUSY, UNAUTHORIZED
 
 from .entities import RefusedError, SimulatedQueue
 from .trace import Trace
@@ -19,6 +19,7 @@ from .virtual_time import TICK
 
 #: The time of day at the beginning of all runs, in seconds since the epoch: a long time from now, whoever runs it.
 EPOCH = 4_000_000_000.0
+#: The seconds that a request takes to get there, and its answer to come back, unless a run says otherwise.
 LATENCY = 0.001, 0.03
 SLOWNESS = 0.3, 14.0
 #: How long the syphon's connection waits for the peer's word before it gives up on it.
@@ -37,6 +38,8 @@ class Weather(Enum):
     BUSY = "server busy"
     QUOTA = "quota"
     DISABLED = "entity disabled"
+    DELETED = "entity deleted"
+    FORBIDDEN = "sending forbidden"
     DETACH = "detach"
     CRASH = "crash and restart"
 
@@ -46,21 +49,30 @@ class Request(Enum):
 
     CONNECT = "connect"
     ATTACH = "attach"
+    LISTEN = "listen"
     SEND = "send"
     SETTLE = "settle"
     MANAGE = "manage"
     FLOW = "flow"
 
 
-_REFUSALS = {Weather.BUSY: SERVER_BUSY, Weather.QUOTA: QUOTA_EXCEEDED, Weather.DISABLED: ENTITY_DISABLED}
+_REFUSALS = {
+    Weather.BUSY: SERVER_BUSY,
+    Weather.QUOTA: QUOTA_EXCEEDED,
+    Weather.DISABLED: ENTITY_DISABLED,
+    Weather.DELETED: NOT_FOUND,
+    Weather.FORBIDDEN: UNAUTHORIZED,
+}
 _REFUSED = {
-    Weather.BUSY: frozenset({Request.SEND, Request.ATTACH, Request.MANAGE}),
+    Weather.BUSY: frozenset({Request.SEND, Request.ATTACH, Request.LISTEN, Request.MANAGE}),
     Weather.QUOTA: frozenset({Request.SEND}),
-    Weather.DISABLED: frozenset({Request.SEND, Request.ATTACH}),
+    Weather.DISABLED: frozenset({Request.SEND, Request.ATTACH, Request.LISTEN}),
+    Weather.DELETED: frozenset({Request.SEND, Request.ATTACH, Request.LISTEN, Request.MANAGE}),
+    Weather.FORBIDDEN: frozenset({Request.SEND, Request.ATTACH}),
 }
 #: What strikes requests at random as long as it lasts; the rest strikes all of them.
 _FICKLE = frozenset({Weather.RESET_BEFORE, Weather.RESET_AFTER, Weather.LOST_ANSWER, Weather.DETACH})
-_PASSES = frozenset({Request.CONNECT, Request.ATTACH, Request.FLOW})
+_PASSES = frozenset({Request.CONNECT, Request.ATTACH, Request.LISTEN, Request.FLOW})
 
 
 class CutError(Exception):
@@ -124,7 +136,13 @@ class SimulatedNamespace:
         self.doubt = doubt
         #: How far its clock is from ours, in seconds.
         self.skew = 0.0
+        #: The least and the most seconds that a request, or an answer, is on its way.
+        self.latencies = LATENCY
+        #: Called with the id of each message that a sender of the SDK is about to send.
+        self.on_send: Callable[[str], None] = lambda message_id: None
         self.queues: dict[str, SimulatedQueue] = {}
+        #: When each queue was made, by its path.
+        self.made: dict[str, float] = {}
         self.wires: dict[Wire, None] = {}
         self.faults: list[Fault] = []
         #: How many requests met what.
@@ -137,6 +155,7 @@ class SimulatedNamespace:
 
     def add_queue(self, path: str, **properties: Any) -> SimulatedQueue:
         queue = self.queues[path.lower()] = SimulatedQueue(path, self.loop, self.now_ms, **properties)
+        self.made[path] = self.loop.time()
         return queue
 
     def queue(self, path: str) -> SimulatedQueue:
@@ -189,7 +208,7 @@ class SimulatedNamespace:
         return any(fault.entity is None and fault.weather in away for fault in self.faults)
 
     def latency(self, entity: str) -> float:
-        seconds = self.random.uniform(*LATENCY)
+        seconds = self.random.uniform(*self.latencies)
         for fault in self.faults:
             if fault.weather is Weather.SLOW and fault.entity in (None, entity):
                 seconds += self.random.uniform(*SLOWNESS)

@@ -16,6 +16,7 @@ from twinbus.client.runtime import Runtime
 from twinbus.ledger.proof import for_syphon
 from twinbus.ledger.recorder import Operation
 from twinbus.pairing.core import Pairing
+from twinbus.pairing.events import Event
 from twinbus.pairing.failover import FailedOver, Healthy
 from twinbus.pairing.namespaces import Namespace
 from twinbus.syphon.connector import Side
@@ -27,9 +28,12 @@ from ..history import History
 from ..ledger_words import disagreements
 from .amqp import SimulatedSide
 from .application import Application, Receiver
+from .callers import TURN_COSTS, scenario_of
+from .judgements import Record
+from .judgements import complaints as complaints_of
 from .ledger import SimulatedLedger
-from .network import EPOCH, Fault, Process, SimulatedNamespace
-from .scenario import PRIMARY, SECONDARY, Deed, PlannedDeed, PlannedSend, Scenario, scenario_of
+from .network import EPOCH, Fault, Process, SimulatedNamespace, Weather
+from .scenario import PRIMARY, SECONDARY, BusySession, Deed, PlannedDeed, PlannedSend, Scenario
 from .sdk import SimulatedSite
 from .trace import Trace
 from .virtual_time import START, StuckError, VirtualLoop
@@ -42,6 +46,11 @@ RECOVERY = 400.0
 MAX_STALE = 45.0
 #: For so many seconds a syphon that is there may go on before the last drain.
 LINGER = 80
+#: Seconds within which a session that is used without pause is back on the primary, once everything is well; and where
+#: messages may be locked by a syphon that is gone, or by one that waits for an answer that was lost.
+HAND_BACK, LATE_HAND_BACK = 20.0, 200.0
+_HOLDS_UP = frozenset({Deed.KILL_SYPHON, Deed.RESTART_SYPHON, Deed.EXPIRE_LOCKS, Deed.STALL_LEDGER})
+_LOSES_ANSWERS = frozenset({Weather.BLACK_HOLE, Weather.LOST_ANSWER, Weather.SLOW})
 DRAINS = 5
 
 
@@ -109,10 +118,8 @@ class Run:
         self._primary = SimulatedNamespace(PRIMARY, loop, self._random, trace, self._doubt)
         self._secondary = SimulatedNamespace(SECONDARY, loop, self._random, trace, self._doubt)
         self._sides = self._primary, self._secondary
+        self._events: list[tuple[float, Event]] = []
         self._wall_jump = 0.0
-        self._entities: dict[str, str] = {
-            message_id: scenario.senders[send.sender].path for send in scenario.sends for message_id in send.message_ids
-        }
         self._processes = 0
         self._done: Counter[str] = Counter()
         self._ledgers: list[SimulatedLedger] = []
@@ -123,7 +130,7 @@ class Run:
 
     def _doubt(self, message_id: str) -> None:
         self._trace("doubt", message_id)
-        entity = self._entities.get(message_id)
+        entity = self._app.entities.get(message_id)
         if entity is not None:
             self._history.doubt(entity, message_id)
 
@@ -136,8 +143,8 @@ class Run:
 
     async def play(self) -> None:
         scenario = self.scenario
-        for side, skew in zip(self._sides, scenario.skews, strict=True):
-            side.skew = skew
+        for side, skew, latencies in zip(self._sides, scenario.skews, scenario.latencies, strict=True):
+            side.skew, side.latencies = skew, latencies
         ledger = self._new_ledger()
         self._pairing = Pairing(
             scenario.options,
@@ -147,7 +154,7 @@ class Run:
             clock=self._loop.time,
             random=Random(scenario.seed ^ 0xB0),
         )
-        self._pairing.events.subscribe(lambda event: self._trace("event", type(event).__name__))
+        self._pairing.events.subscribe(self._on_event)
         for queue in scenario.queues:
             made = self._primary.add_queue(
                 queue.path,
@@ -169,6 +176,10 @@ class Run:
         await self._recover()
         await self._drain()
         self._judge()
+
+    def _on_event(self, event: Event) -> None:
+        self._trace("event", type(event).__name__)
+        self._events.append((self._loop.time(), event))
 
     def _new_ledger(self) -> SimulatedLedger:
         ledger = SimulatedLedger(self._loop, self._random)
@@ -253,6 +264,7 @@ class Run:
         agenda += [(deed.at, 2, deed) for deed in scenario.deeds]
         agenda += [(send.at, 3, send) for send in scenario.sends]
         agenda.append((scenario.syphon_at, 4, None))
+        agenda += [(busy.since, 5, (number, busy)) for number, busy in enumerate(scenario.busy_sessions)]
         for at, kind, what in sorted(agenda, key=lambda entry: entry[:2]):
             if at > scenario.duration:
                 continue
@@ -260,7 +272,7 @@ class Run:
             self._act(kind, what)
         await asyncio.sleep(max(0.0, START + scenario.duration - self._loop.time()))
 
-    def _act(self, kind: int, what: Fault | PlannedDeed | PlannedSend | None) -> None:
+    def _act(self, kind: int, what: Fault | PlannedDeed | PlannedSend | tuple[int, BusySession] | None) -> None:
         if isinstance(what, Fault):
             side = self._primary if what.namespace == PRIMARY else self._secondary
             (side.begin if kind == 0 else side.end)(what)
@@ -270,6 +282,8 @@ class Run:
             self._trace("deed", what.deed.value)
             self._done[what.deed.value] += 1
             self._aside(self._do(what))
+        elif isinstance(what, tuple):
+            self._app.begin_busy(*what)
         else:
             self._aside(self._start_syphon())
 
@@ -309,6 +323,8 @@ class Run:
                 ledger.stalled_until = self._loop.time() + abs(planned.seconds)
         elif deed is Deed.CANCEL_SEND:
             self._app.cancel(which)
+        elif deed is Deed.STARVE:
+            self._loop.starve(planned.seconds, TURN_COSTS[which])
         elif deed is Deed.CLOSE_PARTNER:
             role = SIDES[which % 2]
             self._partnership.closed(role)
@@ -341,6 +357,7 @@ class Run:
                 self.complaints.append(f"not recovered within {RECOVERY:g} s")
                 break
             await asyncio.sleep(1.0)
+        await self._hand_back()
         for _ in range(LINGER):
             # Whoever runs a syphon need not start another: locks that were left behind run out.
             if not self._has_syphon() or not self._is_anything_left():
@@ -350,6 +367,26 @@ class Run:
         await self._end_syphon(kill=False)
         await self._runtime.close()
         self._doubt_given(self._hosting)
+
+    async def _hand_back(self) -> None:
+        """Sessions that are sent to without pause go to the primary again, if a syphon brings the backlog there."""
+        scenario, began = self.scenario, self._loop.time()
+        is_held_up = any(deed.deed in _HOLDS_UP for deed in scenario.deeds) or any(
+            fault.namespace == SECONDARY or fault.weather in _LOSES_ANSWERS for fault in scenario.faults
+        )
+        seconds = LATE_HAND_BACK if is_held_up else HAND_BACK
+        left = list(scenario.busy_sessions)
+        while left and self._is_handing_back():
+            left = [busy for busy in left if not self._app.is_back(busy, began)]
+            if left and self._loop.time() > began + seconds:
+                names = ", ".join(busy.session for busy in left)
+                self.complaints.append(f"not handed back within {seconds:g} s: {names}")
+                break
+            await asyncio.sleep(0.5)
+        await self._app.stop_busy()
+
+    def _is_handing_back(self) -> bool:
+        return self._pairing.fault is None and self._has_syphon() and not self._secondary.faults
 
     def _has_syphon(self) -> bool:
         return self._syphon is not None or (self.scenario.options.enable_syphon and self._pairing.fault is None)
@@ -363,6 +400,8 @@ class Run:
 
     async def _drain(self) -> None:
         """With nothing in its way a syphon empties the backlog, and the receivers the primary."""
+        for fault in list(self._secondary.faults):
+            self._secondary.end(fault)  # a state for good; the owner of the queues has seen to it now
         if self.scenario.syphon_at > self.scenario.duration:
             await asyncio.sleep(self.scenario.syphon_at - self.scenario.duration)
         # A copy that a slow network still has, of a send that was given up, comes after all.
@@ -386,13 +425,23 @@ class Run:
         for side in self._sides:
             for queue in side.queues.values():
                 for letter in queue.dead:
-                    entity = self._entities.get(letter.message_id)
+                    entity = self._app.entities.get(letter.message_id)
                     if entity is not None:
                         self._history.dead_letter(entity, letter.message_id, letter.reason, at=letter.at)
         self._history.drained(
             {f"{side.name}/{queue.path}": len(queue.messages) for side in self._sides for queue in side.queues.values()}
         )
         self.complaints += self._app.complaints
+        record = Record(
+            self.scenario,
+            self._app.calls,
+            self._events,
+            self._loop.starved,
+            self._secondary.made,
+            self._app.sent_to_primary,
+            self._history,
+        )
+        self.complaints += complaints_of(record)
         try:
             verdict = self._verdict = check(self._history, tolerance=MAX_STALE)
         except NotDrainedError as error:

@@ -9,7 +9,7 @@ from random import Random
 from twinbus.pairing.options import SendAvailabilityOptions, SyphonOptions
 from twinbus.pairing.policy import FailoverPolicy
 
-from .network import Fault, Weather
+from .network import LATENCY, Fault, Weather
 
 PRIMARY, SECONDARY = "contoso", "standby"
 #: The longest that anything of a run's own making lasts: faults, traffic.
@@ -53,9 +53,10 @@ class Deed(Enum):
     STALL_LEDGER = "the ledger stalls"
     CANCEL_SEND = "a caller cancels its send"
     CLOSE_PARTNER = "one of the two clients is closed"
+    STARVE = "the process runs late"
 
 
-#: How likely each is, from run to run.
+#: How likely each is, from run to run. A process that runs late is drawn apart, with the callers.
 _WEIGHTS = {
     Deed.KILL_SYPHON: 4,
     Deed.RESTART_SYPHON: 2,
@@ -91,6 +92,22 @@ class PlannedSend:
     time_to_live: float | None
     scheduled_in: float | None
     timeout: float | None
+    #: Whether it is one of many calls at the same time. Others of a session wait for the call before them.
+    is_in_burst: bool = False
+    #: After how many seconds the caller cancels it.
+    cancelled_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BusySession:
+    """A session that is sent to without pause, each call when the one before has ended, until the end of the run."""
+
+    sender: int
+    session: str
+    since: float
+    #: Seconds between two calls.
+    pause: float
+    timeout: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +136,13 @@ class Scenario:
     has_ledger: bool
     skews: tuple[float, float]
     duration: float
+    #: Of each namespace.
+    latencies: tuple[tuple[float, float], tuple[float, float]] = (LATENCY, LATENCY)
+    busy_sessions: tuple[BusySession, ...] = ()
 
 
-def scenario_of(seed: int) -> Scenario:
-    """The same for the same seed, everywhere."""
+def plain_scenario(seed: int) -> Scenario:
+    """A run with few callers; the same for the same seed, everywhere."""
     random = Random(seed)
     duration = random.uniform(15.0, MAX_DURATION)
     options = _options(random)

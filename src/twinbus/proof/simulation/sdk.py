@@ -18,7 +18,7 @@ from azure.servicebus import ServiceBusMessageBatch, exceptions
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
 from twinbus.amqp import sections
-from twinbus.broker.errors import ENTITY_DISABLED, NOT_FOUND, QUOTA_EXCEEDED, SERVER_BUSY
+from twinbus.broker.errors import ENTITY_DISABLED, NOT_FOUND, QUOTA_EXCEEDED, SERVER_BUSY, UNAUTHORIZED
 from twinbus.broker.message import Arrival
 
 from .entities import RefusedError
@@ -30,6 +30,7 @@ _ERRORS: dict[str, type[exceptions.ServiceBusError]] = {
     QUOTA_EXCEEDED: exceptions.ServiceBusQuotaExceededError,
     ENTITY_DISABLED: exceptions.MessagingEntityDisabledError,
     NOT_FOUND: exceptions.MessagingEntityNotFoundError,
+    UNAUTHORIZED: exceptions.ServiceBusAuthorizationError,
 }
 
 
@@ -107,8 +108,17 @@ class SimulatedSender(ServiceBusSender):
         arrivals = [Arrival(payload) for payload in payloads]
         subjects = [arrival.message_id or "" for arrival in arrivals if not arrival.is_ping]
         queue = self._namespace.queue(self._path)
+        for message_id in subjects:
+            self._namespace.on_send(message_id)
+        answer = self._wire.ask(Request.SEND, self._path, lambda: queue.put(arrivals), subjects)
         try:
-            return await self._wire.ask(Request.SEND, self._path, lambda: queue.put(arrivals), subjects)
+            return await answer
+        except asyncio.CancelledError:
+            # The answer may have come in the same moment, to a caller that did not wait for it any more.
+            if not answer.cancelled():
+                for message_id in subjects:
+                    self._namespace.doubt(message_id)
+            raise
         except (RefusedError, CutError, DetachedError) as error:
             if isinstance(error, DetachedError):
                 self._handler.detached()

@@ -15,7 +15,9 @@ START = 1000.0
 #: The shortest time there is, in seconds.
 TICK = 1e-6
 #: A run takes some thousands of turns of the loop.
-MAX_TURNS = 100_000
+MAX_TURNS = 400_000
+#: How often tasks may begin new ones when they are cancelled at the end.
+MAX_ENDINGS = 5
 
 
 class StuckError(Exception):
@@ -43,6 +45,9 @@ class VirtualLoop(asyncio.base_events.BaseEventLoop):
         self._now = START
         self._limit = float("inf")
         self._turns = 0
+        self._turn_cost = self._starved_until = 0.0
+        #: The times during which the loop ran late, each from when to when.
+        self.starved: list[tuple[float, float]] = []
 
     def time(self) -> float:
         return self._now
@@ -53,11 +58,19 @@ class VirtualLoop(asyncio.base_events.BaseEventLoop):
         """As always, but some time passes: whoever waits for less than a clock can show would wait for ever."""
         return super().call_at(max(when, self._now + TICK), callback, *args, context=context)
 
+    def starve(self, seconds: float, turn_cost: float) -> None:
+        """Let every turn of the loop take `turn_cost` seconds, for `seconds`: whatever is due by then runs late."""
+        self._turn_cost, self._starved_until = turn_cost, self._now + seconds
+        self.starved.append((self._now, self._now))
+
     def jump(self, timeout: float | None) -> None:
         """Go on to the next timer. Raises `StuckError` if that leads nowhere: no timer, too late, too many turns."""
         self._turns += 1
         if self._turns > MAX_TURNS:
             raise StuckError(f"it goes round in circles after {self._now - START:.3f} s")
+        if self._now < self._starved_until:
+            self._now += self._turn_cost
+            self.starved[-1] = self.starved[-1][0], self._now
         if timeout is not None and timeout <= 0:
             return
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
@@ -86,11 +99,13 @@ class VirtualLoop(asyncio.base_events.BaseEventLoop):
                 self.close()
 
     def _end_tasks(self) -> None:
-        left = asyncio.all_tasks(self)
-        for task in left:
-            task.cancel()
-        if left:
-            # The clock goes on for them: some take leave of peers that do not answer.
+        for _ in range(MAX_ENDINGS):
+            left = asyncio.all_tasks(self)
+            if not left:
+                break
+            for task in left:
+                task.cancel()
+            # The clock goes on for them: some take leave of peers that do not answer, in tasks of their own.
             self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
     # ---- what asyncio asks of a loop, and this one has no use for ----

@@ -31,7 +31,7 @@ class Link:
     def __init__(self, sender: ServiceBusSender, path: str) -> None:
         self.sender = sender
         self.path = path
-        #: Whether no call on it was answered yet.
+        #: Whether it has just been opened: no call on it was answered yet, and it was not idle.
         self.is_fresh = True
         #: The epoch of its pool in which it began to open.
         self.epoch = 0

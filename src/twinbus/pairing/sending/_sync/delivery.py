@@ -83,6 +83,7 @@ class Delivery:
         self._queues: dict[int, QueuePlace] = {}
         self._choice = pairing.new_choice()
         self._handover = Handover(pairing, path)
+        self._is_closed = False
 
     def deliver(self, parcel: Parcel, budget: Budget) -> tuple[str | None, Numbers]:
         """Deliver it where it is accepted: returns the path of the backlog queue, or None and what the primary
@@ -166,6 +167,7 @@ class Delivery:
         try:
             numbers = self._send(link, parcel, parcel.payload, seconds)
         except Exception as error:
+            self._check_open()
             parcel.is_unclear |= cause_of(error) is Cause.UNAVAILABLE
             is_timeout = isinstance(error, AttemptTimeoutError)
             if is_timeout or link.is_fresh or not self._counts(error):
@@ -375,6 +377,7 @@ class Delivery:
         try:
             self._send(link, parcel, payload, seconds, link.path)
         except Exception as error:
+            self._check_open()
             parcel.is_unclear |= cause_of(error) is Cause.UNAVAILABLE
             is_timeout = isinstance(error, AttemptTimeoutError)
             is_conclusive = link.is_fresh and not (is_timeout and seconds < self._attempt_timeout)
@@ -389,6 +392,7 @@ class Delivery:
     def _pool(self, index: int) -> LinkPool:
         pool = self._backlog.get(index)
         if pool is None:
+            self._check_open()
             path = self._pairing.queue_path(index)
             place = self._queues.setdefault(index, QueuePlace(self._pairing, index))
             pool = LinkPool(
@@ -430,8 +434,14 @@ class Delivery:
             except OpeningError as opening:
                 raise opening.error from None
 
+    def _check_open(self) -> None:
+        # What fails on a link that was cut by `close` says nothing about the entity, and is not tried again.
+        if self._is_closed:
+            raise ValueError("The sender was closed.") from None
+
     def close(self) -> None:
         """Close all links at the same time."""
+        self._is_closed = True
         in_parallel([pool.close for pool in (self._primary, *self._backlog.values())], 2 * CLOSING)
 
 

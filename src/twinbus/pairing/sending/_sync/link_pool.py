@@ -31,6 +31,7 @@ from azure.servicebus.exceptions import (
 
 from ...core import Attempt
 from ...errors import HungCallsError, NoFreeLinkError
+from ...policy import Cause, cause_of
 from ..budget import Budget
 from ..slots import Connections
 from .link import CLOSING, Link
@@ -43,8 +44,10 @@ IDLE_SECONDS = 60.0
 #: How long a pool does not grow after a link failed to open while others work, the first time and at most.
 GROWTH_PAUSE, LONGEST_GROWTH_PAUSE = 1.0, 30.0
 
-# After these the SDK keeps its connection. Errors of other libraries were raised before it was used.
-_KEEPS_LINK = (MessageSizeExceededError, ServiceBusQuotaExceededError, ServiceBusServerBusyError)
+# After these the SDK keeps its connection, and the entity has answered.
+_REFUSALS = (ServiceBusQuotaExceededError, ServiceBusServerBusyError)
+# After these, too, it keeps its connection. Errors of other libraries were raised before it was used.
+_KEEPS_LINK = (MessageSizeExceededError, *_REFUSALS)
 
 
 class ReroutedError(Exception):
@@ -180,6 +183,8 @@ class LinkPool:
             for line in (self._waiting, self._waiting_for_fresh):
                 if caller in line:
                     line.remove(caller)
+            if not self._waiting and not self._waiting_for_fresh:
+                self._connections.give_up_place(self)
             link = caller.abandon()
             if link is not None and link in self._busy:
                 self._hand_on(link)
@@ -194,7 +199,7 @@ class LinkPool:
             if link not in self._busy:
                 return  # the pool was closed
             if is_good and link.epoch == self._epoch:
-                if error is None:
+                if error is None or isinstance(error, _REFUSALS):
                     link.is_fresh = False
                     self._answered_at = self._connections.answered_at = self._clock()
                 self._hand_on(link)
@@ -217,6 +222,7 @@ class LinkPool:
             self._grow()
         else:
             link.idle_since = self._clock()
+            link.is_fresh = False  # by the time it is used it may be stale
             self._idle.append(link)
 
     def warm_up(self) -> None:
@@ -335,7 +341,8 @@ class LinkPool:
             if self._idle or self._busy:
                 self._grows_at = self._clock() + self._growth_pause
                 self._growth_pause = min(2 * self._growth_pause, LONGEST_GROWTH_PAUSE)
-            elif not self._opening:
+            elif not self._opening or cause_of(error) is not Cause.UNAVAILABLE:
+                # What was refused to one is refused to all: no one waits for the next opening to be told the same.
                 self._fail_all(OpeningError(error))
 
     def _opening_ended(self, link: Link, grow: bool = True) -> None:
