@@ -1,4 +1,5 @@
-"""What pairing costs a sender, how soon it is there in an outage, and how fast the syphon is: `make bench-pairing`.
+"""Measures what pairing costs a sender, what a shared one carries, how soon the backlog is used in an outage, and how
+fast the syphon is: `make bench-pairing`.
 
 Our sender against the SDK's own in interleaved pairs of short blocks, in one run against one `twinbus serve` process;
 a ratio has the interval that holds 95 % of the medians of resampled pairs. `QUICK=1` does a tenth. The last line is
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
-from bench import syphon
+from bench import shared_sender, syphon
 from bench.served import Served
 from rich.console import Console
 from rich.table import Table
@@ -321,8 +322,9 @@ def outages() -> dict[str, tuple[float, float]]:
 # ---- the report ----
 
 
-def report(rates: dict[str, tuple[Figure, Figure]], times: dict[str, tuple[float, float]]) -> dict[str, float]:
-    console = Console(width=120)
+def report(
+    rates: dict[str, tuple[Figure, Figure]], times: dict[str, tuple[float, float]], console: Console
+) -> dict[str, float]:
     table = Table(title=f"our sender over the SDK's own, {len(BODY)} byte messages, {PAIRS} interleaved pairs")
     for heading in ("", "rate (95 % interval)", "CPU (95 % interval)"):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -350,9 +352,12 @@ def main() -> None:
         with served(Path(folder)) as server:
             strings = server.connection_strings
             rates = compare_all(strings)
+        shared = shared_sender.measure(Path(folder) / "shared")
         moved = syphon.measure(Path(folder) / "syphon")
-    ratios = report(rates, outages())
-    print(json.dumps(ratios | syphon.report(moved, Console(width=120))))
+    console = Console(width=120)
+    figures = report(rates, outages(), console)
+    figures |= shared_sender.report(shared, console)
+    print(json.dumps(figures | syphon.report(moved, console)))
 
 
 if __name__ == "__main__":
