@@ -19,7 +19,9 @@ from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Event
 from twinbus.pairing.namespaces import Namespace, NamespaceLike
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.sending._async.delivery import CLOSING
 from twinbus.pairing.sending._async.sender import PairedSender
+from twinbus.pairing.sending._async.synchronization import in_parallel
 
 from ..checking import check_pair
 from ..partnership import SIDES, Partnership
@@ -119,7 +121,8 @@ class PairedServiceBusClient:
     async def close(self) -> None:
         """Close the senders, end pings and pumps, and close both clients of the SDK with their receivers."""
         self._is_closed = True
-        in_order: list[Any] = [*self._senders, self._host, self._primary, self._secondary]
+        await in_parallel([sender.close for sender in self._senders], 3 * CLOSING)
+        in_order: list[Any] = [self._host, self._primary, self._secondary]
         for one in in_order:
             try:
                 await one.close()
