@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.spec.house import House, backlog_path, eventually, text
 
-from twinbus import BacklogConfigurationError, BacklogWarning, Route
+from twinbus import BacklogConfigurationError, BacklogQueueRetired, BacklogWarning, Route
 from twinbus.broker import QueueDescription
 from twinbus.broker.durations import TICKS_PER_MINUTE, TICKS_PER_SECOND
 from twinbus.ledger.recorder import OperationKind
@@ -88,16 +88,37 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_queue_where_messages_would_be_lost_keeps_the_client_from_starting(
+def test_a_queue_where_messages_would_be_lost_is_never_used_and_the_event_names_it(
     house: House, kind: str, name: str
 ) -> None:
     path = house.a_name("contoso")
     theirs = ours(backlog_path(path, 1), **{name: REFUSED[name]})
     create(house, theirs)
-    with pytest.raises(BacklogConfigurationError) as raised, house.client(kind, primary_name=path):
+    client = house.make(kind, primary_name=path)
+    with client.paired:
+        error = client.seen.next(BacklogQueueRetired).error
+        assert isinstance(error, BacklogConfigurationError)
+        assert (error.queue, error.property_name) == (theirs.path, name)
+        assert client.seen.next(BacklogWarning).queue == theirs.path
+        status = client.status()
+        assert (status.backlog_is_ready, status.backlog_error) == (False, "BacklogConfigurationError")
+        assert name in status.backlog_message
+        client.fail_over("orders")
+        for _ in range(4):
+            assert client.get_queue_sender("orders").send_messages(text()).queue == backlog_path(path, 0)
+    assert replace(found(house, theirs.path).description, max_message_size_in_kilobytes=None) == theirs
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_with_strict_a_queue_where_messages_would_be_lost_keeps_the_client_from_starting(
+    house: House, kind: str, name: str
+) -> None:
+    path = house.a_name("contoso")
+    theirs = ours(backlog_path(path, 1), **{name: REFUSED[name]})
+    create(house, theirs)
+    with pytest.raises(BacklogConfigurationError) as raised, house.client(kind, primary_name=path, strict=True):
         pass
     assert (raised.value.queue, raised.value.property_name) == (theirs.path, name)
-    assert replace(found(house, theirs.path).description, max_message_size_in_kilobytes=None) == theirs
 
 
 def test_the_primary_named_by_its_address_tells_its_name(house: House, kind: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 
@@ -20,6 +20,7 @@ from .core import Pairing
 from .errors import BacklogConfigurationError
 from .events import BacklogWarning
 from .naming import parse_backlog_path
+from .policy import Cause, cause_of
 from .recording import record, recorded
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ _CLOSED_TO_SENDERS = ("Disabled", "SendDisabled")
 # Requests under way at the same time.
 _AT_ONCE = 4
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
 
 @dataclass(frozen=True, slots=True)
 class BacklogQueue:
@@ -87,41 +91,122 @@ class ListedQueue:
 
 
 async def provision(
-    admin: ServiceBusAdministrationClient, pairing: Pairing, done: dict[int, BacklogQueue] | None = None
+    admin: ServiceBusAdministrationClient,
+    pairing: Pairing,
+    done: dict[int, BacklogQueue] | None = None,
+    before_creating: Callable[[], Awaitable[None]] | None = None,
 ) -> list[BacklogQueue]:
-    """Make the backlog queues that are missing and check those that are there.
+    """Look at the backlog queues, then create those that are missing. Queues retired because of that are restored.
 
-    Several clients may do so at the same time. `done` holds the queues to leave out, and takes up those that are in
-    order, for whoever has to try again.
+    Several clients may do so at the same time. `done` holds the queues to leave out, and receives those that are in
+    order, for a caller that has to try again. `before_creating` is awaited if no backlog queue exists at all; what it
+    raises is raised, and nothing is created.
 
     Raises:
         BacklogConfigurationError: a queue would lose or refuse messages. All such queues leave the rotation.
         azure.core.exceptions.AzureError: the namespace could not be asked, or refused.
     """
-    done = {} if done is None else done
-    turns = asyncio.Semaphore(_AT_ONCE)
+    work = _Provisioning(admin, pairing, {} if done is None else done)
+    missing = await work.look()
+    if missing and before_creating is not None and not work.has_found_any:
+        await before_creating()
+    await work.create(missing)
+    if work.failures:
+        raise work.failures[0]
+    return [work.done[index] for index in sorted(work.in_order)]
 
-    async def in_turn(index: int) -> BacklogQueue:
+
+class _Provisioning:
+    """One pass over the backlog queues that are not known to be in order."""
+
+    def __init__(self, admin: ServiceBusAdministrationClient, pairing: Pairing, done: dict[int, BacklogQueue]) -> None:
+        self._admin = admin
+        self._pairing = pairing
+        self.done = done
+        self.in_order: list[int] = []
+        #: What the owner has to correct comes before what may pass.
+        self.failures: list[BaseException] = []
+
+    @property
+    def has_found_any(self) -> bool:
+        """Whether any backlog queue of this primary is known to exist, in order or not."""
+        return bool(self.done) or any(isinstance(error, BacklogConfigurationError) for error in self.failures)
+
+    async def look(self) -> list[int]:
+        """Check the queues that exist; returns the indexes of those that do not."""
+        indexes = [index for index in range(self._pairing.options.backlog_queue_count) if index not in self.done]
+        return await self._each(indexes, self._check)
+
+    async def create(self, missing: list[int]) -> None:
+        await self._each(missing, self._create)
+
+    async def _each(self, indexes: list[int], step: Callable[[int], Awaitable[BacklogQueue | None]]) -> list[int]:
+        """Do a step for each queue, a few at a time; returns the indexes for which it found no queue."""
+        results = await gather_in_turn(step, indexes)
+        missing = []
+        for index, result in zip(indexes, results, strict=True):
+            if isinstance(result, BacklogQueue):
+                self._note(result)
+            elif result is None:
+                missing.append(index)
+            elif isinstance(result, BacklogConfigurationError):
+                self._pairing.queue_unusable(index, result)
+                self.failures.insert(0, result)
+            else:
+                self.failures.append(result)
+        return missing
+
+    def _note(self, queue: BacklogQueue) -> None:
+        self.done[queue.index] = queue
+        self.in_order.append(queue.index)
+        error = self._pairing.retired_queues().get(queue.path)
+        # A queue that was retired because it is full or does not answer has to wait for its cool-down.
+        if isinstance(error, BacklogConfigurationError) or (
+            error is not None and (queue.is_new or cause_of(error) is Cause.NOT_FOUND)
+        ):
+            self._pairing.queue_restored(queue.index)
+
+    async def _check(self, index: int) -> BacklogQueue | None:
+        """The queue if it exists and is in order, None if there is none. Raises `BacklogConfigurationError`."""
+        path = self._pairing.queue_path(index)
+        found = await find_queue(self._admin, self._pairing, NamespaceRole.SECONDARY, path)
+        if found is None:
+            return None
+        for name, value, why in refused_properties(found):
+            raise BacklogConfigurationError(path, name, value, why)
+        for name, value, expected in unexpected_properties(found):
+            message = f"{name} of the backlog queue is {value!r} where a new one would have {expected!r}; it is left so"
+            logger.warning("%s: %s", path, message)
+            self._pairing.publish(BacklogWarning(queue=path, message=message))
+        lock = found.lock_duration
+        return BacklogQueue(index, path, is_new=False, lock_duration=lock if isinstance(lock, timedelta) else MAX_LOCK)
+
+    async def _create(self, index: int) -> BacklogQueue | None:
+        path = self._pairing.queue_path(index)
+        try:
+            with recorded(self._pairing, OperationKind.CREATE, Stage.MANAGE, NamespaceRole.SECONDARY, path):
+                await self._admin.create_queue(path, **PROPERTIES)
+        except ResourceExistsError:
+            # Another client was faster: it is checked like any queue that was there before.
+            queue = await self._check(index)
+            if queue is None:
+                raise
+            return queue
+        logger.info("Backlog queue %s was created", path)
+        return BacklogQueue(index, path, is_new=True)
+
+
+async def gather_in_turn(
+    step: Callable[[_T], Awaitable[_R]], items: Iterable[_T], at_once: int = _AT_ONCE
+) -> list[_R | BaseException]:
+    """What `step` returns or raises for each item; at most `at_once` of them run at a time."""
+    turns = asyncio.Semaphore(at_once)
+
+    async def in_turn(item: _T) -> _R:
         async with turns:
-            return await _ensure(admin, pairing, index)
+            return await step(item)
 
-    indexes = [index for index in range(pairing.options.backlog_queue_count) if index not in done]
-    results = await asyncio.gather(*map(in_turn, indexes), return_exceptions=True)
-    queues: list[BacklogQueue] = []
-    failures: list[BaseException] = []
-    for index, result in zip(indexes, results, strict=True):
-        if isinstance(result, BacklogQueue):
-            queues.append(result)
-            done[index] = result
-            continue
-        if isinstance(result, BacklogConfigurationError):
-            pairing.queue_failed(index, result)
-            failures.insert(0, result)  # what the owner has to mend comes before what may pass
-        else:
-            failures.append(result)
-    if failures:
-        raise failures[0]
-    return queues
+    return await asyncio.gather(*map(in_turn, items), return_exceptions=True)
 
 
 async def list_backlog(admin: ServiceBusAdministrationClient, pairing: Pairing) -> list[ListedQueue]:
@@ -154,32 +239,11 @@ async def _list_queues(admin: ServiceBusAdministrationClient, pairing: Pairing) 
     return found
 
 
-async def _ensure(admin: ServiceBusAdministrationClient, pairing: Pairing, index: int) -> BacklogQueue:
-    path = pairing.queue_path(index)
-    found = await _find(admin, pairing, path)
-    if found is None:
-        try:
-            with recorded(pairing, OperationKind.CREATE, Stage.MANAGE, NamespaceRole.SECONDARY, path):
-                await admin.create_queue(path, **PROPERTIES)
-            logger.info("Backlog queue %s was made", path)
-            return BacklogQueue(index, path, is_new=True)
-        except ResourceExistsError:
-            # Somebody else was faster: it is checked like any queue that was there before.
-            found = await _find(admin, pairing, path)
-            if found is None:
-                raise
-    for name, value, why in refused_properties(found):
-        raise BacklogConfigurationError(path, name, value, why)
-    for name, value, expected in unexpected_properties(found):
-        message = f"{name} of the backlog queue is {value!r} where a new one would have {expected!r}; it is left so"
-        logger.warning("%s: %s", path, message)
-        pairing.publish(BacklogWarning(queue=path, message=message))
-    lock = found.lock_duration
-    return BacklogQueue(index, path, is_new=False, lock_duration=lock if isinstance(lock, timedelta) else MAX_LOCK)
-
-
-async def _find(admin: ServiceBusAdministrationClient, pairing: Pairing, path: str) -> QueueProperties | None:
-    with recorded(pairing, OperationKind.GET, Stage.MANAGE, NamespaceRole.SECONDARY, path):
+async def find_queue(
+    admin: ServiceBusAdministrationClient, pairing: Pairing, role: NamespaceRole, path: str
+) -> QueueProperties | None:
+    """The queue with this path, None if there is none. Raises `azure.core.exceptions.AzureError`."""
+    with recorded(pairing, OperationKind.GET, Stage.MANAGE, role, path):
         try:
             return await admin.get_queue(path)
         except ResourceNotFoundError:
