@@ -23,10 +23,14 @@ async def first_backlog_queue(
 
     Raises what `exists` raises, unless a queue was found all the same.
     """
-    paths = [backlog_path(name, index) for name in names for index in range(count)]
-    answers = await gather_in_turn(exists, paths)
-    found = next((path for path, answer in zip(paths, answers, strict=True) if answer is True), None)
-    failure = next((answer for answer in answers if isinstance(answer, BaseException)), None)
-    if found is None and failure is not None:
-        raise failure
-    return found
+    # A pairing has a queue 0 unless somebody has deleted it, so usually that answer is all that is needed.
+    for indexes in (range(1), range(1, count)):
+        paths = [backlog_path(name, index) for name in names for index in indexes]
+        answers = await gather_in_turn(exists, paths)
+        for path, answer in zip(paths, answers, strict=True):
+            if answer is True:
+                return path
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+    return None
