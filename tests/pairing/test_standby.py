@@ -355,6 +355,26 @@ async def test_a_secondary_that_answers_again_is_provisioned_at_once(
         assert len(twins.secondary.queues()) == 2
 
 
+async def test_a_deleted_queue_does_not_wait_for_one_that_stays_bad(
+    twins: Twins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_when_hurried(monkeypatch)
+    await twins.secondary.create(replace(OURS, path=PATH.format(1), max_delivery_count=10))
+    pairing = twins.pairing(backlog_cooldown=3600)
+    async with started(pairing, *twins.sides()) as (background, events):
+        await events.next(BacklogWarning)
+        await twins.secondary.delete(PATH.format(0))
+        error = await not_found(twins, 0)
+        pairing.queue_failed(0, error)
+        assert (await events.next(BacklogQueueRestored)).queue == PATH.format(0)
+        assert list(pairing.retired_queues()) == [PATH.format(1)]
+        # A queue that vanishes again at once has to wait for its turn.
+        await eventually(lambda: background.standby._pace.next_time > asyncio.get_running_loop().time() + 3000)
+        next_time = background.standby._pace.next_time
+        background.standby.queue_missing(0)
+        assert background.standby._pace.next_time == next_time
+
+
 async def test_a_refusal_is_not_asked_again_with_every_send_that_finds_no_queue(
     twins: Twins, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,75 +96,83 @@ async def provision(
     done: dict[int, BacklogQueue] | None = None,
     before_creating: Callable[[], Awaitable[None]] | None = None,
 ) -> list[BacklogQueue]:
-    """Look at the backlog queues, then create those that are missing. Queues retired because of that are restored.
+    """Create the backlog queues that are missing and check those that are there, which may be restored.
 
     Several clients may do so at the same time. `done` holds the queues to leave out, and receives those that are in
-    order, for a caller that has to try again. `before_creating` is awaited if no backlog queue exists at all; what it
-    raises is raised, and nothing is created.
+    order, for a caller that has to try again. `before_creating` is awaited before the first queue is created, unless
+    another one is known to exist; what it raises is raised, and nothing is created.
 
     Raises:
         BacklogConfigurationError: a queue would lose or refuse messages. All such queues leave the rotation.
         azure.core.exceptions.AzureError: the namespace could not be asked, or refused.
     """
-    work = _Provisioning(admin, pairing, {} if done is None else done)
-    missing = await work.look()
-    if missing and before_creating is not None and not work.has_found_any:
-        await before_creating()
-    await work.create(missing)
-    if work.failures:
-        raise work.failures[0]
-    return [work.done[index] for index in sorted(work.in_order)]
+    done = {} if done is None else done
+    indexes = [index for index in range(pairing.options.backlog_queue_count) if index not in done]
+    work = _Provisioning(admin, pairing, None if done else before_creating)
+    results = await gather_in_turn(work.ensure, indexes)
+    queues: list[BacklogQueue] = []
+    failures: list[BaseException] = []
+    for index, result in zip(indexes, results, strict=True):
+        if isinstance(result, BacklogQueue):
+            queues.append(result)
+            done[index] = result
+            _restore(pairing, result)
+        elif isinstance(result, BacklogConfigurationError):
+            pairing.queue_unusable(index, result)
+            failures.insert(0, result)  # what the owner has to correct comes before what may pass
+        else:
+            failures.append(result)
+    if failures:
+        raise work.objection or failures[0]
+    return queues
+
+
+def _restore(pairing: Pairing, queue: BacklogQueue) -> None:
+    """Put a queue that is in order back into the rotation, if it left that because it was not.
+
+    One that is full or did not answer has to wait for its cool-down.
+    """
+    error = pairing.retired_queues().get(queue.path)
+    is_over = queue.is_new or isinstance(error, BacklogConfigurationError)
+    if error is not None and (is_over or cause_of(error) is Cause.NOT_FOUND):
+        pairing.queue_restored(queue.index)
 
 
 class _Provisioning:
-    """One pass over the backlog queues that are not known to be in order."""
+    """One pass over the backlog queues."""
 
-    def __init__(self, admin: ServiceBusAdministrationClient, pairing: Pairing, done: dict[int, BacklogQueue]) -> None:
+    def __init__(
+        self,
+        admin: ServiceBusAdministrationClient,
+        pairing: Pairing,
+        before_creating: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         self._admin = admin
         self._pairing = pairing
-        self.done = done
-        self.in_order: list[int] = []
-        #: What the owner has to correct comes before what may pass.
-        self.failures: list[BaseException] = []
+        self._before_creating = before_creating
+        self._asking = asyncio.Lock()
+        #: What `before_creating` has raised.
+        self.objection: Exception | None = None
 
-    @property
-    def has_found_any(self) -> bool:
-        """Whether any backlog queue of this primary is known to exist, in order or not."""
-        return bool(self.done) or any(isinstance(error, BacklogConfigurationError) for error in self.failures)
+    async def ensure(self, index: int) -> BacklogQueue:
+        """The queue, created if there is none. Raises what `provision` raises."""
+        found = await self._check(index)
+        if found is None:
+            await self._ask_before_creating()
+            found = await self._create(index)
+        return found
 
-    async def look(self) -> list[int]:
-        """Check the queues that exist; returns the indexes of those that do not."""
-        indexes = [index for index in range(self._pairing.options.backlog_queue_count) if index not in self.done]
-        return await self._each(indexes, self._check)
-
-    async def create(self, missing: list[int]) -> None:
-        await self._each(missing, self._create)
-
-    async def _each(self, indexes: list[int], step: Callable[[int], Awaitable[BacklogQueue | None]]) -> list[int]:
-        """Do a step for each queue, a few at a time; returns the indexes for which it found no queue."""
-        results = await gather_in_turn(step, indexes)
-        missing = []
-        for index, result in zip(indexes, results, strict=True):
-            if isinstance(result, BacklogQueue):
-                self._note(result)
-            elif result is None:
-                missing.append(index)
-            elif isinstance(result, BacklogConfigurationError):
-                self._pairing.queue_unusable(index, result)
-                self.failures.insert(0, result)
-            else:
-                self.failures.append(result)
-        return missing
-
-    def _note(self, queue: BacklogQueue) -> None:
-        self.done[queue.index] = queue
-        self.in_order.append(queue.index)
-        error = self._pairing.retired_queues().get(queue.path)
-        # A queue that was retired because it is full or does not answer has to wait for its cool-down.
-        if isinstance(error, BacklogConfigurationError) or (
-            error is not None and (queue.is_new or cause_of(error) is Cause.NOT_FOUND)
-        ):
-            self._pairing.queue_restored(queue.index)
+    async def _ask_before_creating(self) -> None:
+        """Ask once, on behalf of all queues, and raise its objection for each of them."""
+        async with self._asking:
+            if self._before_creating is not None:
+                try:
+                    await self._before_creating()
+                except Exception as error:
+                    self.objection = error
+                self._before_creating = None
+        if self.objection is not None:
+            raise self.objection
 
     async def _check(self, index: int) -> BacklogQueue | None:
         """The queue if it exists and is in order, None if there is none. Raises `BacklogConfigurationError`."""
@@ -172,6 +180,7 @@ class _Provisioning:
         found = await find_queue(self._admin, self._pairing, NamespaceRole.SECONDARY, path)
         if found is None:
             return None
+        self._before_creating = None
         for name, value, why in refused_properties(found):
             raise BacklogConfigurationError(path, name, value, why)
         for name, value, expected in unexpected_properties(found):
@@ -181,7 +190,7 @@ class _Provisioning:
         lock = found.lock_duration
         return BacklogQueue(index, path, is_new=False, lock_duration=lock if isinstance(lock, timedelta) else MAX_LOCK)
 
-    async def _create(self, index: int) -> BacklogQueue | None:
+    async def _create(self, index: int) -> BacklogQueue:
         path = self._pairing.queue_path(index)
         try:
             with recorded(self._pairing, OperationKind.CREATE, Stage.MANAGE, NamespaceRole.SECONDARY, path):

@@ -34,6 +34,8 @@ logger = logging.getLogger("twinbus.pairing")
 
 RETRY_MIN = 1.0
 RETRY_MAX = 60.0
+#: After this time without an attempt the pauses begin again with the shortest.
+QUIET = 2 * RETRY_MAX
 #: The part of an attempt that the primary may take to say whether the namespaces are swapped.
 SWAP_CHECK_SHARE = 1 / 3
 _REFUSED = (401, 403)
@@ -56,7 +58,7 @@ class RetryPace:
 
     def tried(self, now: float) -> None:
         """An attempt has just ended."""
-        is_first = now - self._tried_at > 2 * RETRY_MAX
+        is_first = now - self._tried_at > QUIET
         self._pause = RETRY_MIN if is_first else min(2 * self._pause, RETRY_MAX)
         self._tried_at = now
 
@@ -66,7 +68,7 @@ class RetryPace:
 
 
 class Standby:
-    """Whether the backlog is ready, and what is done about it. On one event loop."""
+    """Knows whether the backlog is ready, and keeps it so. All calls are made on one event loop."""
 
     def __init__(self, pairing: Pairing, primary: Namespace, secondary: Namespace) -> None:
         self._pairing = pairing
@@ -74,6 +76,8 @@ class Standby:
         self._secondary = secondary
         self._secondary_name = secondary.name
         self._done: dict[int, BacklogQueue] = {}
+        # When each queue was last found to be missing.
+        self._missing_at: dict[int, float] = {}
         self._pace = RetryPace()
         self._wanted = asyncio.Event()
         self.is_ready = False
@@ -94,7 +98,7 @@ class Standby:
     async def prepare(self) -> None:
         """Try once, within the option `attempt_timeout`. Without `strict` a failure is reported and not raised.
 
-        Raises:
+        Raises, with `strict` only:
             BacklogConfigurationError: a backlog queue would lose or refuse messages.
             NamespacesSwappedError: primary and secondary seem to be exchanged.
             BacklogNotReadyError: a namespace could not be asked, or refused.
@@ -129,9 +133,17 @@ class Standby:
         if self._done.pop(index, None) is not None:
             self.is_ready = False
             self.error = MessagingEntityNotFoundError(message=f"There is no queue '{self._pairing.queue_path(index)}'.")
+            self._hurry_for(index)
         elif self.error is not None and cause_of(self.error) is Cause.UNAVAILABLE:
             self._pace.hurry()  # the secondary did not answer before, and does now
         self._wanted.set()
+
+    def _hurry_for(self, index: int) -> None:
+        """Wait no longer for other queues' sake; but one that is deleted again and again has to keep to the pauses."""
+        now = asyncio.get_running_loop().time()
+        if now - self._missing_at.get(index, -math.inf) > QUIET:
+            self._pace.hurry()
+        self._missing_at[index] = now
 
     async def _until_due(self) -> None:
         """Wait for the time of the next attempt; while the backlog is ready, for a queue that is missing."""

@@ -23,7 +23,7 @@ async def first_backlog_queue(
 
     Raises what `exists` raises, unless a queue was found all the same.
     """
-    # A pairing has a queue 0 unless somebody has deleted it, so usually that answer is all that is needed.
+    # A pairing has a queue 0 unless it was deleted, so usually that answer is all that is needed.
     for indexes in (range(1), range(1, count)):
         paths = [backlog_path(name, index) for name in names for index in indexes]
         answers = await gather_in_turn(exists, paths)
