@@ -11,7 +11,7 @@ from tests.spec.house import House, backlog_path, eventually, text
 from twinbus import BacklogConfigurationError, BacklogQueueRetired, BacklogWarning, Route
 from twinbus.broker import QueueDescription
 from twinbus.broker.durations import TICKS_PER_MINUTE, TICKS_PER_SECOND
-from twinbus.ledger.recorder import OperationKind
+from twinbus.ledger.recorder import NamespaceRole, OperationKind
 
 
 def ours(path: str, **changed: Any) -> QueueDescription:
@@ -37,10 +37,11 @@ def test_a_queue_is_looked_for_first_and_made_only_if_it_is_not_there(house: Hou
     create(house, ours(backlog_path(name, 1)))
     before = found(house, backlog_path(name, 1)).updated_at
     with house.client(kind, primary_name=name) as client:
-        made = [row.entity for row in client.recorder.operations if row.operation is OperationKind.CREATE]
-        looked = [row.entity for row in client.recorder.operations if row.operation is OperationKind.GET]
+        rows = [row for row in client.recorder.operations if row.namespace is NamespaceRole.SECONDARY]
+        made = [row.entity for row in rows if row.operation is OperationKind.CREATE]
+        looked = {row.entity for row in rows if row.operation is OperationKind.GET}
         assert made == [backlog_path(name, 0)]
-        assert set(looked) == {backlog_path(name, index) for index in range(2)}
+        assert looked >= {backlog_path(name, index) for index in range(2)}
     assert found(house, backlog_path(name, 1)).updated_at == before
     with house.client(kind, primary_name=name) as client:
         assert client.rows(OperationKind.CREATE) == 0
