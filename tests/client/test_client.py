@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from tests.pairing.twins import USER, Twins, down, eventually
 
 from twinbus import (
@@ -113,14 +114,28 @@ async def test_a_client_that_nobody_enters_starts_with_its_first_sender(twins: T
     await paired.close()
 
 
-async def test_what_keeps_such_a_client_from_starting_faults_it(twins: Twins) -> None:
-    paired = client(twins, USER)
+async def test_with_strict_what_keeps_such_a_client_from_starting_faults_it(twins: Twins) -> None:
+    paired = client(twins, USER, strict=True)
     sender = paired.get_queue_sender(a_name())
     await eventually(lambda: paired.status().condition is Condition.FAULTED)
     with pytest.raises(PairedClientFaultedError) as raised:
         await sender.send_messages(ServiceBusMessage("x"))
     assert isinstance(raised.value.cause, BacklogNotReadyError)
     await paired.close()
+
+
+async def test_a_backlog_of_which_no_queue_is_in_rotation_is_not_ready(twins: Twins) -> None:
+    async with client(twins) as paired:
+        for index in range(2):
+            assert paired.status().backlog_is_ready
+            paired._pairing.queue_failed(index, ServiceBusAuthenticationError(message="the key was rotated"))
+        status = paired.status()
+        assert (status.backlog_is_ready, status.backlog_error) == (False, "ServiceBusAuthenticationError")
+        assert "all 2 backlog queues are out of the rotation" in (status.backlog_message or "")
+        assert status.condition is Condition.OPEN
+        for index in range(2):
+            paired._pairing.queue_restored(index)
+        assert paired.status().backlog_is_ready
 
 
 async def test_a_process_can_start_and_send_while_the_primary_is_down(twins: Twins) -> None:
@@ -141,6 +156,7 @@ async def test_a_process_can_start_and_send_while_the_secondary_is_down(twins: T
         assert queue.activity.received == 1
         status = paired.status()
         assert (status.backlog_is_ready, status.backlog_error) == (False, "ServiceRequestError")
+        assert "cannot be reached" in (status.backlog_message or "")
 
 
 async def test_a_strict_start_fails_while_the_secondary_is_down_and_leaves_nothing_behind(twins: Twins) -> None:

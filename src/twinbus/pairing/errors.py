@@ -6,6 +6,7 @@
         ├── BacklogUnavailableError
         ├── BacklogConfigurationError
         ├── BacklogNotReadyError
+        ├── NamespacesSwappedError
         ├── ScheduledInBacklogError
         ├── EntityFailedOverError
         ├── AttemptTimeoutError    also an OperationTimeoutError
@@ -84,12 +85,32 @@ class BacklogConfigurationError(TwinbusError):
 
 
 class BacklogNotReadyError(TwinbusError):
-    """At start-up the backlog could not be made ready, and the options or the answer leave no room for waiting."""
+    """At start-up the backlog could not be made ready, and the options say `strict`."""
 
     def __init__(self, reason: str, cause: BaseException) -> None:
         super().__init__(f"The backlog is not ready: {reason}. Cause: {_in_short(cause)}.", error=cause)
         self.cause = cause
         self.__cause__ = cause
+
+
+class NamespacesSwappedError(TwinbusError):
+    """Primary and secondary seem to be exchanged, and no backlog queue was created.
+
+    `queue` is a backlog queue of the secondary that exists in the primary; `missing` is the first one that the primary
+    should have in the secondary. `primary` and `secondary` are the two hosts, as they were given.
+    """
+
+    def __init__(self, primary: str, secondary: str, queue: str, missing: str) -> None:
+        super().__init__(
+            f"Primary and secondary look swapped: '{primary}', given as the primary, holds the backlog queue '{queue}',"
+            f" which belongs to '{secondary}', given as the secondary; and that one holds no backlog queue of its"
+            " primary. Nothing was created. Exchange the two. If each is meant to be the other's secondary, create"
+            f" the queue '{missing}' in '{secondary}'."
+        )
+        self.primary = primary
+        self.secondary = secondary
+        self.queue = queue
+        self.missing = missing
 
 
 class ScheduledInBacklogError(TwinbusError):

@@ -94,13 +94,15 @@ class PairedServiceBusClient:
     # ---- beginning and end ----
 
     def start(self) -> None:
-        """Make the backlog queues that are missing, check the others, and act by the clock from now on.
+        """Create the backlog queues that are missing, check the others, and act by the clock from now on.
 
-        Neither namespace has to be up, unless the options say `strict`.
+        Neither namespace has to be up, and the secondary may refuse: what is wrong is an event, shows in `status`, and
+        is tried again in the background.
 
-        Raises:
+        Raises, with the option `strict` only:
             BacklogConfigurationError: a backlog queue would lose or refuse messages.
-            BacklogNotReadyError: a namespace refused to answer; with `strict` also if it could not be asked.
+            NamespacesSwappedError: primary and secondary seem to be exchanged.
+            BacklogNotReadyError: a namespace could not be asked, or refused.
         """
         self._check_open()
         self._host.start()
@@ -338,7 +340,7 @@ class PairedServiceBusClient:
 def pair_namespaces(
     primary: NamespaceLike, secondary: NamespaceLike, options: SendAvailabilityOptions | None = None, **more: Any
 ) -> PairedServiceBusClient:
-    """A paired client that is all set up: the backlog is ready, unless a namespace is down. Close it after use.
+    """A paired client that is all set up: the backlog is ready, unless its `status` says why not. Close it after use.
 
     Raises:
         Exception: what `PairedServiceBusClient` and its `start` raise.
