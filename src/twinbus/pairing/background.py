@@ -17,6 +17,7 @@ from .duplicates import DuplicateWindows
 from .namespaces import Namespace
 from .ping import ping
 from .scanning import SCAN_MIN, SessionScanner
+from .sdk_version import attempt_bound
 from .standby import RETRY_MIN, Standby
 from .tasks import Tasks
 
@@ -75,8 +76,8 @@ class Background:
         self._clients.clear()
 
     def _client(self, namespace: Namespace) -> ServiceBusClient:
-        # One attempt each; and the SDK bounds its own cleaning up by the same time.
-        client = namespace.async_client(retry_total=0, try_timeout=self._pairing.options.attempt_timeout)
+        # One attempt each, with a deadline of ours. The bound of the SDK holds for its cleaning up as well.
+        client = namespace.async_client(retry_total=0, **attempt_bound(self._pairing.options.attempt_timeout))
         self._clients.append(client)
         return client
 
