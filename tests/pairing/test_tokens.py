@@ -11,8 +11,9 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from tests.sdk_connection import address_options, client_options, reachable
 
-from twinbus.broker import Namespace, NamespaceConfig, QueueDescription
+from twinbus.broker import NamespaceConfig, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.config import BearerToken
 from twinbus.broker.security import ALL_RIGHTS
@@ -52,7 +53,7 @@ def token_threads() -> list[threading.Thread]:
 @pytest.fixture(scope="module")
 def bus() -> Iterator[NamespaceThread]:
     config = NamespaceConfig("contoso", port=0, bearer_tokens=(BearerToken(TOKEN, ALL_RIGHTS),))
-    with NamespaceThread(lambda: Namespace(config)) as running:
+    with NamespaceThread(lambda: reachable(config)) as running:
         for path in ("orders", BACKLOG):
             running.run(running.namespace.create(QueueDescription(path)))
         yield running
@@ -72,8 +73,8 @@ def sender(bus: NamespaceThread, credential: Credential) -> Iterator[PairedSende
     options = SendAvailabilityOptions(backlog_queue_count=1, attempt_timeout=ATTEMPT)
     host = f"{bus.namespace.host}:{bus.namespace.port}"
     with (
-        ServiceBusClient(host, credential, use_tls=False) as primary,  # type: ignore[arg-type]
-        ServiceBusClient.from_connection_string(bus.connection_string) as standby,
+        ServiceBusClient(host, credential, **address_options(bus.namespace)) as primary,  # type: ignore[arg-type]
+        ServiceBusClient.from_connection_string(bus.connection_string, **client_options(bus.namespace)) as standby,
         PairedSender(Pairing(options, "contoso"), "orders", primary, standby) as made,
     ):
         yield made
