@@ -17,6 +17,7 @@ from twinbus.pairing.sdk_version import (
     INSTALLED,
     Version,
     attempt_bound,
+    check_method,
     check_options,
     development_address,
     version_of,
@@ -75,6 +76,13 @@ def test_options_that_ask_for_nothing_special_are_good_for_every_version() -> No
 def test_attempts_are_bounded_by_the_sdk_where_it_can() -> None:
     assert attempt_bound(5, (7, 14)) == {}
     assert attempt_bound(5, (7, 15)) == {"try_timeout": 5}
+
+
+def test_a_method_that_is_not_there_is_refused() -> None:
+    check_method("list_queue_sessions", (7, 15))
+    expected = r"azure-servicebus 7\.14 has no list_queue_sessions: install azure-servicebus>=7\.15"
+    with pytest.raises(NotImplementedError, match=expected):
+        check_method("list_queue_sessions", (7, 14))
 
 
 # ---- development connection strings ----

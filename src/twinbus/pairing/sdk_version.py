@@ -20,6 +20,10 @@ Version = tuple[int, int]
 OPTION_SINCE: Mapping[str, Version] = MappingProxyType(
     {"ssl_context": (7, 13), "use_tls": (7, 14), "try_timeout": (7, 15)}
 )
+#: The same for methods of the clients.
+METHOD_SINCE: Mapping[str, Version] = MappingProxyType(
+    {"list_queue_sessions": (7, 15), "list_subscription_sessions": (7, 15)}
+)
 _INSTEAD = MappingProxyType(
     {
         "ssl_context": "give connection_verify, a file of certificate authorities",
@@ -66,6 +70,19 @@ def check_options(options: Mapping[str, Any], installed: Version | None = None) 
         raise ValueError(
             f"azure-servicebus {_text(installed)} does not support {asked}:"
             f" {_INSTEAD[name]}, or install azure-servicebus>={_text(since)}"
+        )
+
+
+def check_method(name: str, installed: Version | None = None) -> None:
+    """Refuse to call a method that the installed SDK does not have.
+
+    Raises:
+        NotImplementedError: the message names the version that has it.
+    """
+    installed, since = installed or INSTALLED, METHOD_SINCE[name]
+    if installed < since:
+        raise NotImplementedError(
+            f"azure-servicebus {_text(installed)} has no {name}: install azure-servicebus>={_text(since)}"
         )
 
 
