@@ -146,9 +146,10 @@ class Pair:
             description = QueueDescription(self.pairing.queue_path(index))
             self.standby.run(self.standby.namespace.create(description))
         self._strings = primary_string or self.primary.connection_string, self.standby.connection_string
+        # Without retries, as the paired client makes its clients for senders.
         self._options = (
-            {**client_options(self.primary.namespace), **(primary_options or {})},
-            client_options(self.standby.namespace),
+            {"retry_total": 0, **client_options(self.primary.namespace), **(primary_options or {})},
+            {"retry_total": 0, **client_options(self.standby.namespace)},
         )
 
     def sender(self, path: str | None = None, **options: Any) -> Any:
