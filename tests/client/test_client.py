@@ -13,6 +13,7 @@ import pytest_asyncio
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from tests.pairing.twins import USER, Twins, down, eventually
+from tests.sdk_connection import client_options, reachable
 
 from twinbus import (
     BacklogNotReadyError,
@@ -32,7 +33,6 @@ from twinbus.aio import PairedServiceBusClient, pair_namespaces
 from twinbus.broker import AZURE, DEFAULT, Fault, Kind, QueueDescription
 from twinbus.broker.config import NamespaceConfig
 from twinbus.broker.faults import Operation as At
-from twinbus.broker.namespace import Namespace as Broker
 from twinbus.client.checking import check_pair
 from twinbus.pairing.namespaces import Namespace
 
@@ -96,9 +96,8 @@ async def test_everything_is_set_up_when_the_context_is_entered(twins: Twins) ->
 
 
 async def test_pair_namespaces_returns_when_everything_is_set_up(twins: Twins) -> None:
-    paired = await pair_namespaces(
-        twins.primary.connection_string, twins.secondary.connection_string, options(), user_agent="shop"
-    )
+    texts = twins.primary.connection_string, twins.secondary.connection_string
+    paired = await pair_namespaces(*texts, options(), user_agent="shop", **client_options(twins.primary))
     try:
         status = paired.status()
         assert (status.name, status.backlog_is_ready, status.condition) == ("contoso", True, Condition.OPEN)
@@ -389,7 +388,9 @@ async def test_what_cannot_be_paired_is_refused(
 
 async def test_a_connection_string_for_one_entity_is_good_for_no_other(twins: Twins) -> None:
     text = f"{twins.primary.connection_string};EntityPath=orders"
-    paired = PairedServiceBusClient(text, twins.sides()[1], options(primary_name="contoso"))
+    paired = PairedServiceBusClient(
+        text, twins.sides()[1], options(primary_name="contoso"), **client_options(twins.primary)
+    )
     with pytest.raises(ValueError, match="'orders'"):
         paired.get_queue_sender("invoices")
     await paired.close()
@@ -408,13 +409,13 @@ async def test_a_client_can_be_made_before_there_is_an_event_loop() -> None:
 async def test_two_namespaces_of_one_process_can_be_paired_with_defaults() -> None:
     """As in the README."""
     async with (
-        Broker(NamespaceConfig("contoso", port=0)) as primary,
-        Broker(NamespaceConfig("east", port=0)) as secondary,
+        reachable(NamespaceConfig("contoso", port=0)) as primary,
+        reachable(NamespaceConfig("east", port=0)) as secondary,
     ):
         queue = (await primary.create(QueueDescription("orders"))).queue
         texts = primary.connection_string, secondary.connection_string
         async with (
-            PairedServiceBusClient.from_connection_strings(*texts) as paired,
+            PairedServiceBusClient.from_connection_strings(*texts, **client_options(primary)) as paired,
             paired.get_queue_sender("orders") as sender,
         ):
             receipt = await sender.send_messages(ServiceBusMessage("order 1"))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+from tests.sdk_connection import client_options, reachable
 
 from twinbus.broker import DEFAULT, Fault, Kind, Namespace, NamespaceConfig, Profile, QueueDescription
 from twinbus.broker.background import NamespaceThread
@@ -88,7 +89,7 @@ class Stage:
     @contextmanager
     def set_up(cls, profile: Profile = DEFAULT, **namespace_options: Any) -> Iterator[Stage]:
         def made(name: str) -> Namespace:
-            return Namespace(NamespaceConfig(name, port=0), profile=profile, **namespace_options)
+            return reachable(NamespaceConfig(name, port=0), profile=profile, **namespace_options)
 
         with (
             NamespaceThread(lambda: made("contoso")) as primary,
@@ -146,14 +147,18 @@ class Pair:
             description = QueueDescription(self.pairing.queue_path(index))
             self.standby.run(self.standby.namespace.create(description))
         self._strings = primary_string or self.primary.connection_string, self.standby.connection_string
-        self._options: tuple[dict[str, Any], dict[str, Any]] = primary_options or {}, {}
+        # Without retries, as the paired client makes its clients for senders.
+        self._options = (
+            {"retry_total": 0, **client_options(self.primary.namespace), **(primary_options or {})},
+            {"retry_total": 0, **client_options(self.standby.namespace)},
+        )
 
     def sender(self, path: str | None = None, **options: Any) -> Any:
         """A sender of the kind under test; an asynchronous one is wrapped in `Blocking`."""
         path = path or self.path
         if self.kind == "sync":
             make = ServiceBusClient.from_connection_string
-            clients = [make(one, retry_total=0, **more) for one, more in self._targets()]
+            clients = [make(one, **more) for one, more in self._targets()]
             sender: Any = PairedSender(self.pairing, path, *clients, **options)
         else:
             sender = Blocking(self.stage.loop.run(self._async_sender(path, options)), self.stage.loop)
@@ -162,7 +167,7 @@ class Pair:
 
     async def _async_sender(self, path: str, options: dict[str, Any]) -> AsyncPairedSender:
         make = AsyncServiceBusClient.from_connection_string
-        clients = [make(one, retry_total=0, **more) for one, more in self._targets()]
+        clients = [make(one, **more) for one, more in self._targets()]
         return AsyncPairedSender(self.pairing, path, *clients, **options)
 
     def _targets(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -211,7 +216,8 @@ class Pair:
         """The messages in a backlog queue, or in the primary entity."""
         side = self.primary if index is None else self.standby
         path = self.path if index is None else self.pairing.queue_path(index)
-        with ServiceBusClient.from_connection_string(side.connection_string) as client:
+        options = client_options(side.namespace)
+        with ServiceBusClient.from_connection_string(side.connection_string, **options) as client:
             receiver = client.get_queue_receiver(path)
             return receiver.peek_messages(max_message_count=1000, sequence_number=1)
 

@@ -75,7 +75,8 @@ def test_properties_and_the_context_manager_are_those_of_the_sdks_sender(kind: s
 def test_it_says_who_and_where_it_is(pair: Pair) -> None:
     sender = pair.sender(client_identifier="mine")
     assert sender.entity_name == pair.path
-    assert sender.fully_qualified_namespace == f"127.0.0.1:{pair.primary.namespace.port}"
+    namespace = pair.primary.namespace
+    assert sender.fully_qualified_namespace == f"{namespace.host}:{namespace.port}"
     assert sender.client_identifier == "mine"
     named = getattr(sender, "sender", sender)
     assert str(named) == f"Sender client id: mine, entity: {pair.path}"

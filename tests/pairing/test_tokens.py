@@ -11,8 +11,9 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from tests.sdk_connection import address_options, client_options, reachable
 
-from twinbus.broker import Namespace, NamespaceConfig, QueueDescription
+from twinbus.broker import NamespaceConfig, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.config import BearerToken
 from twinbus.broker.security import ALL_RIGHTS
@@ -53,7 +54,7 @@ def token_threads() -> list[threading.Thread]:
 @pytest.fixture(scope="module")
 def bus() -> Iterator[NamespaceThread]:
     config = NamespaceConfig("contoso", port=0, bearer_tokens=(BearerToken(TOKEN, ALL_RIGHTS),))
-    with NamespaceThread(lambda: Namespace(config)) as running:
+    with NamespaceThread(lambda: reachable(config)) as running:
         for path in ("orders", BACKLOG):
             running.run(running.namespace.create(QueueDescription(path)))
         yield running
@@ -73,8 +74,12 @@ def sender(bus: NamespaceThread, credential: Credential) -> Iterator[PairedSende
     options = SendAvailabilityOptions(backlog_queue_count=1, attempt_timeout=ATTEMPT)
     host = f"{bus.namespace.host}:{bus.namespace.port}"
     with (
-        ServiceBusClient(host, BoundedCredential(credential, PATIENCE), use_tls=False, retry_total=0) as primary,
-        ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0) as standby,
+        ServiceBusClient(
+            host, BoundedCredential(credential, PATIENCE), retry_total=0, **address_options(bus.namespace)
+        ) as primary,
+        ServiceBusClient.from_connection_string(
+            bus.connection_string, retry_total=0, **client_options(bus.namespace)
+        ) as standby,
         PairedSender(Pairing(options, "contoso"), "orders", primary, standby) as made,
     ):
         yield made

@@ -19,6 +19,7 @@ from .namespaces import Namespace
 from .ping import ping
 from .policy import retires_queue
 from .scanning import SessionScanner
+from .sdk.version import attempt_bound
 from .sending._async.link import Link
 from .sessions import DivertedSessions
 from .standby import Standby
@@ -97,8 +98,8 @@ class Background:
         self._clients.clear()
 
     def _client(self, namespace: Namespace) -> ServiceBusClient:
-        # One attempt each; and the SDK bounds its own cleaning up by the same time.
-        client = namespace.async_client(retry_total=0, try_timeout=self._pairing.options.attempt_timeout)
+        # One attempt each, with a deadline of ours. The bound of the SDK holds for its cleaning up as well.
+        client = namespace.async_client(retry_total=0, **attempt_bound(self._pairing.options.attempt_timeout))
         self._clients.append(client)
         return client
 

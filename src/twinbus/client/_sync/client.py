@@ -244,7 +244,11 @@ class PairedServiceBusClient:
     def list_queue_sessions(
         self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
     ) -> ItemPaged[str]:
-        """The sessions of a queue of the primary, as the SDK lists them."""
+        """The sessions of a queue of the primary, as the SDK lists them.
+
+        Raises:
+            NotImplementedError: azure-servicebus is older than 7.15.
+        """
         self._check_open()
         return self._primary.list_queue_sessions(queue_name, state_updated_after=state_updated_after, timeout=timeout)
 
@@ -256,7 +260,11 @@ class PairedServiceBusClient:
         state_updated_after: datetime | None = None,
         timeout: float | None = None,
     ) -> ItemPaged[str]:
-        """The sessions of a subscription of the primary, as the SDK lists them."""
+        """The sessions of a subscription of the primary, as the SDK lists them.
+
+        Raises:
+            NotImplementedError: azure-servicebus is older than 7.15.
+        """
         self._check_open()
         return self._primary.list_subscription_sessions(
             topic_name, subscription_name, state_updated_after=state_updated_after, timeout=timeout
