@@ -237,11 +237,11 @@ async def test_all_senders_go_back_as_soon_as_a_ping_gets_through(twins: Twins) 
         twins.primary.faults.add(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
         assert (await senders[0].send_messages(ServiceBusMessage("1"))).route is Route.BACKLOG
         await eventually(lambda: seen(Recovered))
+        assert paired.status().entities[0].state is EntityState.PROBATION
         for sender in senders:
             assert (await sender.send_messages(ServiceBusMessage("2"))).route is Route.PRIMARY
         assert topic.activity.pings == 1
         assert subscription.counters.active == 3
-        assert paired.status().entities[0].state is EntityState.PROBATION
 
 
 # ---- control and insight ----

@@ -127,7 +127,7 @@ def test_a_cut_that_fails_does_not_stop_the_others(watchdog: Watchdog, caplog: p
     watchdog.watch(other)
     for one in (failing, other) * 2:
         assert one.cuts.acquire(timeout=10)
-    assert "could not be cut off" in caplog.text
+    assert "An overdue call could not be ended" in caplog.text
 
 
 def until(holds: Callable[[], bool]) -> None:

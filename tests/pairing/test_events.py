@@ -26,6 +26,7 @@ from twinbus.pairing.events import (
     PingSent,
     PumpStopped,
     Recovered,
+    StarvedWarning,
     Suspected,
 )
 
@@ -45,6 +46,7 @@ EVENTS = [
     OversizeWarning(entity="orders", size=262_000, limit=262_144, overhead=200),
     BacklogWarning(message="other lock duration", queue="contoso/x-servicebus-transfer/0"),
     BacklogReady(),
+    StarvedWarning(lag=3.0),
     NamespacesLookSwapped(
         primary="standby.example", secondary="contoso.example", queue="contoso/x-servicebus-transfer/0", message="look"
     ),

@@ -53,8 +53,7 @@ def test_an_attempt_in_vain_keeps_the_session_in_the_backlog_and_leaves_the_queu
 def test_where_all_attempts_were_in_vain_the_next_one_may_go_elsewhere() -> None:
     sessions = DivertedSessions()
     fail(sessions, *A, 0)
-    with sessions.diverting(*A, 2) as may_go:
-        assert may_go
+    divert(sessions, *A, 2)
     assert sessions.queue_of(*A) == 2
 
 
