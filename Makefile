@@ -20,7 +20,7 @@ SDK_VERSIONS ?= 7.12.3 7.13.0 7.14.3 7.15.0
 RUN_PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast test-kill test-sdk test-spark35 proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-pipeline format constraints clean
+.PHONY: help venv check test test-fast test-kill test-hidden test-sdk test-spark35 proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-pipeline format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -77,6 +77,9 @@ test-fast: $(INSTALLED) ## Run the tests that are not marked slow
 
 test-kill: $(INSTALLED) ## Kill the syphon on Spark at 20 random moments: nothing may be lost
 	@TWINBUS_KILL_ROUNDS=20 $(BIN)/python -m pytest tests/spark/test_syphon_kills.py $(PYTEST)
+
+test-hidden: $(INSTALLED) ## Run the tests of senders as with an SDK that has renamed every private attribute we read
+	@TWINBUS_HIDE_SDK_INTERNALS=1 $(RUN_PYTEST) tests/pairing/test_sender*.py tests/pairing/test_shared_sender.py $(PYTEST)
 
 test-sdk: $(SDK_VERSIONS:%=.venv-sdk/%/.installed) ## Run the tests of pairing and client on every supported SDK (SDK_VERSIONS=)
 	@failed=; for version in $(SDK_VERSIONS); do \
