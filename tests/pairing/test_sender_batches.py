@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusError
+from tests.pairing.conftest import HIDDEN
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
 from twinbus.broker import Kind, Operation
@@ -125,6 +126,10 @@ def test_a_batch_of_the_sdks_own_is_taken_and_diverted_as_well(pair: Pair) -> No
     batch.add_message(text("two"))
     assert sender.send_messages(batch).route is Route.PRIMARY
     pair.pairing.fail_over(pair.path)
+    if HIDDEN:
+        with pytest.raises(TwinbusError, match="cannot be diverted"):
+            sender.send_messages(batch)
+        return
     assert sender.send_messages(batch).route is Route.BACKLOG
     assert bodies(pair.peek()) == bodies(pair.peek(pair.stored.index(2))) == ["one", "two"]
 

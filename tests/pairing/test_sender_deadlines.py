@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from azure.servicebus import TransportType
 from azure.servicebus.exceptions import OperationTimeoutError
+from tests.pairing.conftest import HIDDEN
 from tests.pairing.paired import KINDS, PATIENCE, Pair, Stage, text
 
 from twinbus.broker import Kind, Operation
@@ -92,6 +93,8 @@ def test_it_does_not_matter_where_the_silence_begins(pair: Pair, where: Operatio
 
 
 def test_an_opening_that_was_given_up_never_sends_later_and_leaves_nothing_behind(pair: Pair) -> None:
+    if HIDDEN and pair.kind == "sync":
+        pytest.skip("without the SDK's socket a hung opening cannot be ended: it is abandoned")
     sender = pair.sender()
     pair.freeze()
     sender.send_messages(text())

@@ -266,7 +266,8 @@ class LinkPool:
     def _open_one(self) -> bool:
         self._abandoned = [link for link in self._abandoned if link.is_hung]
         if len(self._abandoned) >= self._max_links:
-            self._fail_all(OpeningError(HungCallsError(self.path, len(self._abandoned))))
+            if not self._idle and not self._busy:
+                self._fail_all(OpeningError(HungCallsError(self.path, len(self._abandoned))))
             return False
         is_first = not (self._idle or self._busy or self._opening)
         if not self._connections.reserve(self, self._clock(), is_first=is_first):
