@@ -20,6 +20,7 @@ from twinbus.pairing.errors import (
     EntityFailedOverError,
     EnvelopeTooLargeError,
     ScheduledInBacklogError,
+    TwinbusError,
 )
 from twinbus.pairing.events import FailedOver, OversizeWarning
 from twinbus.pairing.failover import Route
