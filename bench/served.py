@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 STOP_SECONDS = 120.0
+CONTROL_SECONDS = 10.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -39,9 +41,22 @@ class Served:
         started = time.perf_counter()
         self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, env=self._environment)
         assert self.process.stdout is not None
-        namespaces = json.loads(self.process.stdout.readline())["namespaces"]
+        ready = json.loads(self.process.stdout.readline())
+        namespaces = ready["namespaces"]
         self.connection_strings: dict[str, str] = {name: one["connection_string"] for name, one in namespaces.items()}
+        self._control: dict[str, str] = ready["control"]
         return time.perf_counter() - started
+
+    def control(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Ask the control port, for example for `namespaces/contoso/faults`."""
+        request = urllib.request.Request(
+            f"{self._control['url']}/{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self._control['token']}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=CONTROL_SECONDS) as answer:
+            return json.load(answer)
 
     @property
     def connection_string(self) -> str:

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple, Self
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import ResourceNotFoundError
+from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.naming import backlog_path
+from twinbus.pairing.sdk.version import attempt_bound
 from twinbus.syphon import ACCEPT, Connection, Delivery, Management, Receiver, Sender
 from twinbus.syphon.connection import Opening
 from twinbus.syphon.connector import Side
@@ -141,8 +143,7 @@ class Site:
 
     async def __aenter__(self) -> Self:
         self.admin = self.namespace.administration()
-        # Retries would hide what the service says.
-        self.client = self.namespace.async_client(retry_total=0, try_timeout=self.times.answer)
+        self.client = self.new_client()
         return self
 
     async def __aexit__(
@@ -150,6 +151,10 @@ class Site:
     ) -> None:
         await self.client.close()
         await self.admin.close()
+
+    def new_client(self, **options: Any) -> ServiceBusClient:
+        """A client of the SDK without retries: they would hide what the service says."""
+        return self.namespace.async_client(retry_total=0, **attempt_bound(self.times.answer), **options)
 
     # ---- entities ----
 

@@ -87,7 +87,7 @@ async def wrong_key(drill: Drill, seen: Seen) -> None:
     site = drill.at_primary
     path = await site.queue("wrong-key")
     wrong = AzureNamedKeyCredential(site.named_key[0], new_key())
-    async with site.namespace.async_client(retry_total=0, try_timeout=site.times.answer, credential=wrong) as client:
+    async with site.new_client(credential=wrong) as client:
         sdk_said(seen, await raised(sdk_send(client, path)), ServiceBusAuthenticationError, Cause.CALLER)
     we_were_told(seen, await raised(our_send(site, path, wrong)), AuthenticationFailed, "amqp:unauthorized-access")
 
@@ -112,7 +112,7 @@ async def missing_right(drill: Drill, seen: Seen) -> None:
     )
     path = await site.queue("missing-right", authorization_rules=[rule])
     listener = AzureNamedKeyCredential(LISTENER, keys[0])
-    async with site.namespace.async_client(retry_total=0, try_timeout=site.times.answer, credential=listener) as client:
+    async with site.new_client(credential=listener) as client:
         sdk_said(seen, await raised(sdk_send(client, path)), ServiceBusAuthorizationError, Cause.CALLER)
     we_were_told(seen, await raised(our_send(site, path, listener)), LinkDetached, "amqp:unauthorized-access")
     async with site.exchange(path, listener) as exchange:

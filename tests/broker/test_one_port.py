@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -87,6 +88,18 @@ async def test_amqp_in_plain_text(namespace: Namespace) -> None:
 async def test_amqp_over_tls_and_over_websockets(namespace: Namespace, transport: TransportType) -> None:
     text, options = over_tls(namespace, transport)
     await exchange(ServiceBusClient.from_connection_string(text, **options))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on segment sizes is one of Linux")
+async def test_the_segment_size_of_a_tls_connection_can_be_set_again(namespace: Namespace) -> None:
+    """As the SDK's asyncio client does before 7.15, with the value that the connection has after the handshake."""
+    context = ssl.create_default_context(cafile=ca_file(namespace))
+    _, writer = await asyncio.open_connection("127.0.0.1", namespace.port, ssl=context)
+    connected = writer.get_extra_info("socket")
+    size = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, size)
+    writer.close()
+    await writer.wait_closed()
 
 
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # what the SDK gives aiohttp

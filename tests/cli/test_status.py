@@ -36,6 +36,8 @@ EXPLAINED = {
     "its name must be asked for, or given: --primary-name",
     "sizes are not known",
     "there are no backlog queues of",
+    "Primary and secondary look swapped",
+    "not used:",
     "that --queues says do not exist",
     "not in use",
     "may be looked into",
@@ -262,6 +264,56 @@ async def test_more_queues_than_there_are_is_said_and_is_no_harm(shop: Shop, who
         "the backlog is empty: nothing in 1 queue",
         "2 of the 3 queues that --queues says do not exist",
     ]
+
+
+async def test_a_queue_that_would_lose_messages_is_shown_and_is_not_well(shop: Shop) -> None:
+    await shop.secondary.create(QueueDescription(SECOND, max_delivery_count=10))
+    text = await managed(shop, "--queues", "2", code=1)
+    explained("not used:", text)
+    assert "not used: max_delivery_count is 10: messages would be given up" in text
+    result = await invoke(shop, "status", "--queues", "2", "--json")
+    found = json.loads(result.stdout)
+    assert not found["well"]
+    errors = {one["path"]: one["configuration_error"] for one in found["queues"]}
+    assert errors[BACKLOG] is None
+    assert errors[SECOND].startswith("max_delivery_count is 10")
+    # Beyond the number that the clients use it is nobody's concern.
+    await managed(shop, "--queues", "1", code=0)
+
+
+# ---- namespaces that are swapped ----
+
+
+def exchanged(shop: Shop) -> tuple[str, ...]:
+    return "--primary", shop.secondary.connection_string, "--secondary", shop.primary.connection_string
+
+
+@pytest.mark.parametrize("named", [(), ("--primary-name", "contoso")])
+async def test_swapped_namespaces_are_told(shop: Shop, named: tuple[str, ...]) -> None:
+    text = await managed(shop, *exchanged(shop), *named, code=1)
+    explained("Primary and secondary look swapped", text)
+    primary, secondary = (f"127.0.0.1:{one.port}" for one in (shop.primary, shop.secondary))
+    assert f"'{secondary}', given as the primary, holds the backlog queue '{BACKLOG}'" in text
+    assert f"which belongs to '{primary}', given as the secondary" in text
+    assert "Exchange the two" in text
+    found = json.loads((await invoke(shop, "status", *exchanged(shop), *named, "--json")).stdout)
+    assert (found["swapped"], found["well"], found["queues"]) == (True, False, [])
+    assert "look swapped" in found["backlog_error"]
+
+
+async def test_namespaces_that_are_each_others_secondary_are_well(shop: Shop) -> None:
+    await shop.primary.create(QueueDescription("fabrikam/x-servicebus-transfer/0", max_delivery_count=2147483647))
+    for given in (exchanged(shop), ()):
+        result = await invoke(shop, "status", *given, "--json")
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["swapped"] is False
+
+
+async def test_a_primary_that_may_not_be_asked_is_not_called_swapped(shop: Shop) -> None:
+    arguments = "--primary", shop.secondary_of("sender"), "--secondary", shop.primary.connection_string
+    text = await managed(shop, *arguments, "--primary-name", "contoso", code=1)
+    assert "look swapped" not in text
+    explained("there are no backlog queues of", text)
 
 
 # ---- the ledger, and what waits ----

@@ -110,6 +110,24 @@ async def test_only_the_given_destinations_are_moved_and_people_get_text(pair: P
     assert "left in 1 backlog queue: 3 parked, 0 locked by others" in output
 
 
+@pytest.mark.parametrize("until_empty", [True, False])
+async def test_swapped_namespaces_are_told_and_nothing_is_moved(pair: Pair, until_empty: bool) -> None:
+    await pair.put(numbered("orders", range(3)))
+    exchanged = "--primary", pair.secondary.connection_string, "--secondary", pair.primary.connection_string
+    code, output, errors = await run(pair, *exchanged, *(["--until-empty"] if until_empty else []))
+    assert (code, output) == (1, "")
+    assert errors.startswith("twinbus syphon: Primary and secondary look swapped: ")
+    assert len(errors.splitlines()) == 1
+    assert pair.queue("orders").activity.received == 0
+
+
+async def test_namespaces_that_are_each_others_secondary_are_drained(pair: Pair) -> None:
+    await pair.create("fabrikam/x-servicebus-transfer/0", max_delivery_count=2147483647)
+    await pair.put(numbered("orders", range(3)))
+    code, report = await run_json(pair)
+    assert (code, report["moved"]) == (0, 3)
+
+
 async def test_people_are_told_how_many_queues_it_looked_into_and_how_many_do_not_exist(pair: Pair) -> None:
     code, output, _ = await run(pair, "--until-empty", "--queues", "3")
     assert code == 0

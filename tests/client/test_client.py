@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from tests.pairing.twins import USER, Twins, down, eventually
+from tests.sdk_connection import client_options, reachable
 
 from twinbus import (
     BacklogNotReadyError,
@@ -31,7 +33,6 @@ from twinbus.aio import PairedServiceBusClient, pair_namespaces
 from twinbus.broker import AZURE, DEFAULT, Fault, Kind, QueueDescription
 from twinbus.broker.config import NamespaceConfig
 from twinbus.broker.faults import Operation as At
-from twinbus.broker.namespace import Namespace as Broker
 from twinbus.client.checking import check_pair
 from twinbus.pairing.namespaces import Namespace
 
@@ -95,9 +96,8 @@ async def test_everything_is_set_up_when_the_context_is_entered(twins: Twins) ->
 
 
 async def test_pair_namespaces_returns_when_everything_is_set_up(twins: Twins) -> None:
-    paired = await pair_namespaces(
-        twins.primary.connection_string, twins.secondary.connection_string, options(), user_agent="shop"
-    )
+    texts = twins.primary.connection_string, twins.secondary.connection_string
+    paired = await pair_namespaces(*texts, options(), user_agent="shop", **client_options(twins.primary))
     try:
         status = paired.status()
         assert (status.name, status.backlog_is_ready, status.condition) == ("contoso", True, Condition.OPEN)
@@ -113,14 +113,28 @@ async def test_a_client_that_nobody_enters_starts_with_its_first_sender(twins: T
     await paired.close()
 
 
-async def test_what_keeps_such_a_client_from_starting_faults_it(twins: Twins) -> None:
-    paired = client(twins, USER)
+async def test_with_strict_what_keeps_such_a_client_from_starting_faults_it(twins: Twins) -> None:
+    paired = client(twins, USER, strict=True)
     sender = paired.get_queue_sender(a_name())
     await eventually(lambda: paired.status().condition is Condition.FAULTED)
     with pytest.raises(PairedClientFaultedError) as raised:
         await sender.send_messages(ServiceBusMessage("x"))
     assert isinstance(raised.value.cause, BacklogNotReadyError)
     await paired.close()
+
+
+async def test_a_backlog_of_which_no_queue_is_in_rotation_is_not_ready(twins: Twins) -> None:
+    async with client(twins) as paired:
+        for index in range(2):
+            assert paired.status().backlog_is_ready
+            paired._pairing.queue_failed(index, ServiceBusAuthenticationError(message="the key was rotated"))
+        status = paired.status()
+        assert (status.backlog_is_ready, status.backlog_error) == (False, "ServiceBusAuthenticationError")
+        assert "all 2 backlog queues are out of the rotation" in (status.backlog_message or "")
+        assert status.condition is Condition.OPEN
+        for index in range(2):
+            paired._pairing.queue_restored(index)
+        assert paired.status().backlog_is_ready
 
 
 async def test_a_process_can_start_and_send_while_the_primary_is_down(twins: Twins) -> None:
@@ -141,6 +155,7 @@ async def test_a_process_can_start_and_send_while_the_secondary_is_down(twins: T
         assert queue.activity.received == 1
         status = paired.status()
         assert (status.backlog_is_ready, status.backlog_error) == (False, "ServiceRequestError")
+        assert "cannot be reached" in (status.backlog_message or "")
 
 
 async def test_a_strict_start_fails_while_the_secondary_is_down_and_leaves_nothing_behind(twins: Twins) -> None:
@@ -222,11 +237,11 @@ async def test_all_senders_go_back_as_soon_as_a_ping_gets_through(twins: Twins) 
         twins.primary.faults.add(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
         assert (await senders[0].send_messages(ServiceBusMessage("1"))).route is Route.BACKLOG
         await eventually(lambda: seen(Recovered))
+        assert paired.status().entities[0].state is EntityState.PROBATION
         for sender in senders:
             assert (await sender.send_messages(ServiceBusMessage("2"))).route is Route.PRIMARY
         assert topic.activity.pings == 1
         assert subscription.counters.active == 3
-        assert paired.status().entities[0].state is EntityState.PROBATION
 
 
 # ---- control and insight ----
@@ -373,7 +388,9 @@ async def test_what_cannot_be_paired_is_refused(
 
 async def test_a_connection_string_for_one_entity_is_good_for_no_other(twins: Twins) -> None:
     text = f"{twins.primary.connection_string};EntityPath=orders"
-    paired = PairedServiceBusClient(text, twins.sides()[1], options(primary_name="contoso"))
+    paired = PairedServiceBusClient(
+        text, twins.sides()[1], options(primary_name="contoso"), **client_options(twins.primary)
+    )
     with pytest.raises(ValueError, match="'orders'"):
         paired.get_queue_sender("invoices")
     await paired.close()
@@ -392,13 +409,13 @@ async def test_a_client_can_be_made_before_there_is_an_event_loop() -> None:
 async def test_two_namespaces_of_one_process_can_be_paired_with_defaults() -> None:
     """As in the README."""
     async with (
-        Broker(NamespaceConfig("contoso", port=0)) as primary,
-        Broker(NamespaceConfig("east", port=0)) as secondary,
+        reachable(NamespaceConfig("contoso", port=0)) as primary,
+        reachable(NamespaceConfig("east", port=0)) as secondary,
     ):
         queue = (await primary.create(QueueDescription("orders"))).queue
         texts = primary.connection_string, secondary.connection_string
         async with (
-            PairedServiceBusClient.from_connection_strings(*texts) as paired,
+            PairedServiceBusClient.from_connection_strings(*texts, **client_options(primary)) as paired,
             paired.get_queue_sender("orders") as sender,
         ):
             receipt = await sender.send_messages(ServiceBusMessage("order 1"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ from tests.pairing.twins import Twins, eventually
 
 from twinbus import Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.broker import AZURE, DEFAULT
+from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Operation
+from twinbus.pairing.events import Recovered
+from twinbus.pairing.sending._async import handover
+from twinbus.pairing.sending._async.synchronization import Waiter
+from twinbus.pairing.sessions import Session
 
 pytestmark = pytest.mark.slow
 
@@ -72,3 +77,81 @@ async def test_a_session_keeps_its_order_over_failovers_while_the_syphon_runs(tw
                 assert messages, f"only {len(received)} have come"
                 received += [int(str(message)) for message in messages]
         assert received == list(range(total))
+
+
+@pytest.mark.parametrize("hosted", [True, False], ids=["hosted syphon", "syphon of another client"])
+async def test_busy_sessions_are_back_within_seconds_of_the_recovery_and_in_order(twins: Twins, hosted: bool) -> None:
+    """Steady traffic: a send is held until its session is out of the backlog, then goes to the primary."""
+    changed = {"failover_interval": 0, "ping_primary_interval": 1, "attempt_timeout": 5}
+    sessions = [f"busy-{number}" for number in range(4)]
+    sent: dict[str, int] = dict.fromkeys(sessions, 0)
+    routes: dict[str, Route] = {}
+    is_over = asyncio.Event()
+    async with (
+        client(twins, enable_syphon=True, **changed) if not hosted else nullcontext(),
+        client(twins, enable_syphon=hosted, **changed) as paired,
+        paired.get_queue_sender("orders") as sender,
+    ):
+        recovered = asyncio.Event()
+        paired.on_event(lambda event: recovered.set() if isinstance(event, Recovered) else None)
+
+        async def send_steadily(session: str) -> None:
+            while not is_over.is_set():
+                routes[session] = (await sender.send_messages(numbered(sent[session], session))).route
+                sent[session] += 1
+                await asyncio.sleep(0.02)
+
+        sending = [asyncio.create_task(send_steadily(session)) for session in sessions]
+        await eventually(lambda: set(routes) == set(sessions))
+        twins.primary_down()
+        await eventually(lambda: set(routes.values()) == {Route.BACKLOG})
+        before = dict(sent)
+        await eventually(lambda: all(sent[session] > before[session] + 10 for session in sessions))
+        twins.primary_up()
+        async with asyncio.timeout(60):
+            await recovered.wait()
+        await eventually(lambda: set(routes.values()) == {Route.PRIMARY}, seconds=10)
+        is_over.set()
+        await asyncio.gather(*sending)
+        assert paired.status().diverted_sessions == 0
+        for session in sessions:
+            async with paired.get_queue_receiver("orders", session_id=session) as receiver:
+                received: list[int] = []
+                while not received or received[-1] < sent[session] - 1:
+                    messages = await receiver.receive_messages(200, max_wait_time=10)
+                    assert messages, f"only {len(received)} of {session} have come"
+                    received += [int(str(message)) for message in messages]
+            assert list(dict.fromkeys(received)) == list(range(sent[session]))
+
+
+async def test_a_session_is_held_for_a_bounded_time_and_then_diverted_again(
+    twins: Twins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No syphon runs: the send is diverted after all, and for a while no other one is held."""
+    monkeypatch.setattr(handover, "HOLD_SECONDS", 0.5)
+    loop = asyncio.get_running_loop()
+    async with client(twins) as paired, paired.get_queue_sender("orders") as sender:
+        paired.fail_over("orders")
+        await sender.send_messages(numbered(1))
+        paired.fail_back("orders")
+        started = loop.time()
+        assert (await sender.send_messages(numbered(2))).route is Route.BACKLOG
+        assert loop.time() - started >= 0.5
+        held = paired._pairing.diverted_sessions
+        assert held is not None
+        assert held.held() == {}
+        waiter: Waiter[bool] = Waiter()
+        assert not held.hold(Session("orders", "a"), waiter, loop.time())
+
+
+async def test_calls_of_one_session_take_turns_over_all_links(twins: Twins) -> None:
+    twins.primary.faults.add(Fault(Kind.SLOW, delay=0.01, on=frozenset({Operation.SEND})))
+    async with client(twins) as paired, paired.get_queue_sender("orders") as sender:
+        sends = (sender.send_messages(numbered(number, f"s{number % 4}")) for number in range(80))
+        await asyncio.gather(*sends)
+        for session in range(4):
+            async with paired.get_queue_receiver("orders", session_id=f"s{session}") as receiver:
+                received: list[int] = []
+                while len(received) < 20:
+                    received += [int(str(one)) for one in await receiver.receive_messages(20, max_wait_time=10)]
+            assert received == list(range(session, 80, 4))

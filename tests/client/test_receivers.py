@@ -12,6 +12,7 @@ import pytest_asyncio
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import AutoLockRenewer, ServiceBusReceiver, ServiceBusSender
 from tests.pairing.twins import Twins, eventually, operations
+from tests.sdk_connection import needs_sdk
 
 import twinbus
 from twinbus.aio import PairedServiceBusClient
@@ -237,6 +238,7 @@ async def test_the_state_of_a_session_is_recorded_when_it_is_read_and_written(
     assert recorded == [(place.path, Outcome.DONE)] * 2
 
 
+@needs_sdk((7, 15), "listing sessions")
 async def test_sessions_are_listed_as_the_sdk_does(client: PairedServiceBusClient, bench: Make) -> None:
     place = await bench(requires_session=True)
     await place.put("one", session="a")

@@ -46,13 +46,13 @@ def twins() -> Iterator[ThreadedTwins]:
 
 @pytest.fixture(scope="module")
 def client(twins: ThreadedTwins) -> Iterator[ServiceBusClient]:
-    with ServiceBusClient.from_connection_string(twins.primary.connection_string) as opened:
+    with ServiceBusClient.from_connection_string(twins.texts[0], **twins.client_options) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture
 async def aio_client(twins: ThreadedTwins) -> AsyncIterator[AsyncServiceBusClient]:
-    async with AsyncServiceBusClient.from_connection_string(twins.primary.connection_string) as opened:
+    async with AsyncServiceBusClient.from_connection_string(twins.texts[0], **twins.client_options) as opened:
         yield opened
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import azure.servicebus
 import azure.servicebus.aio
 import pytest
+from tests.sdk_connection import needs_sdk
 
 import twinbus
 import twinbus.aio
@@ -35,6 +36,7 @@ def parameters(function: Any) -> dict[str, tuple[Any, Any]]:
     return {one.name: (one.kind, one.default) for one in inspect.signature(function).parameters.values()}
 
 
+@needs_sdk((7, 14), "older versions take some of these parameters without naming them")
 @pytest.mark.parametrize("side", CLIENTS)
 def test_the_client_has_every_method_of_the_sdks_with_the_same_parameters(side: str) -> None:
     ours, theirs = map(public_methods, CLIENTS[side])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from azure.core.credentials import AccessToken
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from tests.client.threads import Seen, ThreadedTwins, down, eventually
+from tests.sdk_connection import address_options
 
 from twinbus import (
     BacklogNotReadyError,
@@ -90,8 +92,8 @@ def test_no_thread_is_started_before_it_is_needed(twins: ThreadedTwins) -> None:
 
 
 def test_pair_namespaces_returns_when_everything_is_set_up(twins: ThreadedTwins) -> None:
-    texts = twins.primary.connection_string, twins.secondary.connection_string
-    with pair_namespaces(*texts, SendAvailabilityOptions(backlog_queue_count=2)) as paired:
+    options = SendAvailabilityOptions(backlog_queue_count=2)
+    with pair_namespaces(*twins.texts, options, **twins.client_options) as paired:
         assert (paired.status().name, paired.status().backlog_is_ready) == ("contoso", True)
 
 
@@ -219,9 +221,9 @@ class _AsyncCredential:
 def test_an_asynchronous_credential_serves_the_synchronous_client(twins: ThreadedTwins) -> None:
     credential = _AsyncCredential("not a token")
     primary = twins.primary.namespace
-    namespace = Namespace(f"{primary.host}:{primary.port}", credential, use_tls=False)
+    namespace = Namespace(f"{primary.host}:{primary.port}", credential, **address_options(primary))
     options = SendAvailabilityOptions(backlog_queue_count=1, primary_name="contoso", create_backlog=False)
-    with PairedServiceBusClient(namespace, twins.secondary.connection_string, options) as paired:
+    with PairedServiceBusClient(namespace, twins.texts[1], options, **twins.client_options) as paired:
         with pytest.raises(ServiceBusAuthenticationError):
             paired.get_queue_sender(a_name()).send_messages(ServiceBusMessage("x"))
         assert credential.threads == {OUR_THREAD}
@@ -278,16 +280,16 @@ def test_a_faulted_client_raises_at_every_call(twins: ThreadedTwins) -> None:
 
 def test_a_program_that_forgets_to_close_its_client_can_end(twins: ThreadedTwins) -> None:
     program = """
-        import sys
+        import json, sys
         from azure.servicebus import ServiceBusMessage
         from twinbus import PairedServiceBusClient, SendAvailabilityOptions
         options = SendAvailabilityOptions(backlog_queue_count=1, primary_name="contoso", enable_syphon=True)
-        client = PairedServiceBusClient(*sys.argv[1:], options)
+        primary, secondary, client_options = sys.argv[1:]
+        client = PairedServiceBusClient(primary, secondary, options, **json.loads(client_options))
         client.start()
         client.fail_over("orders")
         print(client.get_queue_sender("orders").send_messages(ServiceBusMessage("x")).route.value)
     """
-    texts = twins.primary.connection_string, twins.secondary.connection_string
-    command = [sys.executable, "-c", textwrap.dedent(program), *texts]
+    command = [sys.executable, "-c", textwrap.dedent(program), *twins.texts, json.dumps(twins.client_options)]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert finished.stdout == "backlog\n"

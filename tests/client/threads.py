@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from tests.sdk_connection import client_options, reachable
+
 from twinbus import Event, PairedServiceBusClient, SendAvailabilityOptions
 from twinbus.broker import Fault, Kind, Namespace, NamespaceConfig, Profile, QueueDescription
 from twinbus.broker.background import NamespaceThread
@@ -29,7 +31,7 @@ class ThreadedTwins:
     @contextmanager
     def running(cls, profile: Profile) -> Iterator[ThreadedTwins]:
         def make(name: str) -> Callable[[], Namespace]:
-            return lambda: Namespace(NamespaceConfig(name, port=0), profile=profile)
+            return lambda: reachable(NamespaceConfig(name, port=0), profile=profile)
 
         with NamespaceThread(make("contoso")) as primary, NamespaceThread(make("standby")) as secondary:
             yield cls(primary, secondary)
@@ -43,8 +45,19 @@ class ThreadedTwins:
             "primary_name": "contoso",
             **options,
         }
-        texts = self.primary.connection_string, self.secondary.connection_string
-        return PairedServiceBusClient.from_connection_strings(*texts, options=SendAvailabilityOptions(**given))
+        return PairedServiceBusClient.from_connection_strings(
+            *self.texts, options=SendAvailabilityOptions(**given), **self.client_options
+        )
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The connection strings."""
+        return self.primary.connection_string, self.secondary.connection_string
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """What clients need besides; both namespaces have the same authority, if they speak TLS."""
+        return client_options(self.primary.namespace)
 
     def queue(self, path: str, **properties: Any) -> Queue:
         return self.primary.run(self.primary.namespace.create(QueueDescription(path, **properties))).queue

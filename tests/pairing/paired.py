@@ -7,22 +7,24 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+from tests.sdk_connection import client_options, reachable
 
 from twinbus.broker import DEFAULT, Fault, Kind, Namespace, NamespaceConfig, Profile, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.faults import ActiveFault
 from twinbus.broker.queue import Queue
 from twinbus.ledger.recorder import Recorder
-from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
-from twinbus.pairing.sending._sync.sender import PairedSender
 from twinbus.pairing.core import Clock, Pairing
 from twinbus.pairing.events import Event
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
+from twinbus.pairing.sending._sync.sender import PairedSender
 
 PATIENCE = 60.0  # seconds for something that should come at once
 QUEUES = 3
@@ -87,7 +89,7 @@ class Stage:
     @contextmanager
     def set_up(cls, profile: Profile = DEFAULT, **namespace_options: Any) -> Iterator[Stage]:
         def made(name: str) -> Namespace:
-            return Namespace(NamespaceConfig(name, port=0), profile=profile, **namespace_options)
+            return reachable(NamespaceConfig(name, port=0), profile=profile, **namespace_options)
 
         with (
             NamespaceThread(lambda: made("contoso")) as primary,
@@ -145,13 +147,18 @@ class Pair:
             description = QueueDescription(self.pairing.queue_path(index))
             self.standby.run(self.standby.namespace.create(description))
         self._strings = primary_string or self.primary.connection_string, self.standby.connection_string
-        self._options: tuple[dict[str, Any], dict[str, Any]] = primary_options or {}, {}
+        # Without retries, as the paired client makes its clients for senders.
+        self._options = (
+            {"retry_total": 0, **client_options(self.primary.namespace), **(primary_options or {})},
+            {"retry_total": 0, **client_options(self.standby.namespace)},
+        )
 
     def sender(self, path: str | None = None, **options: Any) -> Any:
         """A sender of the kind under test; an asynchronous one is wrapped in `Blocking`."""
         path = path or self.path
         if self.kind == "sync":
-            clients = [ServiceBusClient.from_connection_string(one, **more) for one, more in self._targets()]
+            make = ServiceBusClient.from_connection_string
+            clients = [make(one, **more) for one, more in self._targets()]
             sender: Any = PairedSender(self.pairing, path, *clients, **options)
         else:
             sender = Blocking(self.stage.loop.run(self._async_sender(path, options)), self.stage.loop)
@@ -159,11 +166,27 @@ class Pair:
         return sender
 
     async def _async_sender(self, path: str, options: dict[str, Any]) -> AsyncPairedSender:
-        clients = [AsyncServiceBusClient.from_connection_string(one, **more) for one, more in self._targets()]
+        make = AsyncServiceBusClient.from_connection_string
+        clients = [make(one, **more) for one, more in self._targets()]
         return AsyncPairedSender(self.pairing, path, *clients, **options)
 
     def _targets(self) -> Iterator[tuple[str, dict[str, Any]]]:
         return zip(self._strings, self._options, strict=True)
+
+    # ---- many callers ----
+
+    def at_once(self, sender: Any, count: int, **options: Any) -> list[Any]:
+        """Send `count` messages at the same time through one sender; returns receipts and errors."""
+        if self.kind == "sync":
+            with ThreadPoolExecutor(count) as threads:
+                sends = [threads.submit(sender.send_messages, text(str(number)), **options) for number in range(count)]
+                return [send.exception(3 * PATIENCE) or send.result() for send in sends]
+
+        async def send_all() -> list[Any]:
+            sends = (sender.sender.send_messages(text(str(number)), **options) for number in range(count))
+            return await asyncio.gather(*sends, return_exceptions=True)
+
+        return self.stage.loop.run(send_all())
 
     # ---- what has arrived ----
 
@@ -193,7 +216,8 @@ class Pair:
         """The messages in a backlog queue, or in the primary entity."""
         side = self.primary if index is None else self.standby
         path = self.path if index is None else self.pairing.queue_path(index)
-        with ServiceBusClient.from_connection_string(side.connection_string) as client:
+        options = client_options(side.namespace)
+        with ServiceBusClient.from_connection_string(side.connection_string, **options) as client:
             receiver = client.get_queue_receiver(path)
             return receiver.peek_messages(max_message_count=1000, sequence_number=1)
 

@@ -32,12 +32,14 @@ from azure.servicebus.exceptions import (
     ServiceBusQuotaExceededError,
     ServiceBusServerBusyError,
 )
+from tests.sdk_connection import SPEAKS_PLAIN_TEXT, client_options, free_address, reachable
 
-from twinbus.broker import Fault, Kind, Namespace, NamespaceConfig, Operation, QueueDescription
+from twinbus.broker import Fault, Kind, NamespaceConfig, Operation, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.config import PolicyConfig
 from twinbus.broker.security import Right, connection_string
 from twinbus.pairing.policy import Cause
+from twinbus.pairing.sdk.version import INSTALLED, Version
 
 PATIENCE = 20.0  # seconds for an answer that comes
 SHORT = 1.0  # seconds for one that does not
@@ -64,8 +66,8 @@ class Scene:
         policies = (PolicyConfig(LISTENER, frozenset({Right.LISTEN})),)
         config = NamespaceConfig("contoso", port=0, policies=policies)
         with (
-            NamespaceThread(lambda: Namespace(config, certificate_folder=folder)) as namespace,
-            NamespaceThread(lambda: Namespace("gone")) as refusing,
+            NamespaceThread(lambda: reachable(config, certificate_folder=folder)) as namespace,
+            NamespaceThread(lambda: reachable("gone")) as refusing,
         ):
             refusing.call(refusing.namespace.faults.add, Fault(Kind.REFUSE))
             yield cls(namespace, refusing)
@@ -82,28 +84,34 @@ class Scene:
 
     # ---- ways to connect ----
 
-    def plain(self) -> Target:
-        return Target(self.namespace.connection_string)
+    def as_usual(self) -> Target:
+        """In plain text if the SDK can, else over TLS."""
+        return self._to(self.namespace.connection_string)
 
     def refused(self) -> Target:
-        return Target(self.refusing.connection_string)
+        return self._to(self.refusing.connection_string)
 
     def with_a_wrong_key(self) -> Target:
-        return Target(self.namespace.connection_string.replace("SharedAccessKey=", "SharedAccessKey=wrong"))
+        return self._to(self.namespace.connection_string.replace("SharedAccessKey=", "SharedAccessKey=wrong"))
 
     def without_the_right_to_send(self) -> Target:
         namespace = self.namespace.namespace
-        return Target(connection_string(namespace.host, namespace.port, namespace.policy(LISTENER)))
+        return self._to(connection_string(namespace.host, namespace.port, namespace.policy(LISTENER)))
+
+    def _to(self, text: str) -> Target:
+        return Target(text, client_options(self.namespace.namespace))
 
     def to_an_unknown_host(self) -> Target:
         return self._elsewhere("no-such-host.invalid", 5672)
 
     def to_something_that_says(self, answer: bytes | None) -> Target:
-        return self._elsewhere("127.0.0.1", speaker(answer))
+        return self._elsewhere(*speaker(answer))
 
     def _elsewhere(self, host: str, port: int) -> Target:
         namespace = self.namespace.namespace
-        return Target(self.namespace.connection_string.replace(f"{namespace.host}:{namespace.port}", f"{host}:{port}"))
+        return self._to(
+            self.namespace.connection_string.replace(f"{namespace.host}:{namespace.port}", f"{host}:{port}")
+        )
 
     def over_tls(self, *, trusted: bool, key: str = "") -> Target:
         """TLS to any port needs a custom endpoint."""
@@ -119,9 +127,9 @@ class Scene:
         return Target(text.replace("SharedAccessKey=", f"SharedAccessKey={key}"), options)
 
 
-def speaker(answer: bytes | None) -> int:
-    """A port where something else than a namespace answers, or closes without a word."""
-    server = socket.create_server(("127.0.0.1", 0))
+def speaker(answer: bytes | None) -> tuple[str, int]:
+    """An address where something else than a namespace answers, or closes without a word."""
+    server = socket.create_server(free_address())
 
     def serve() -> None:
         with server:
@@ -132,7 +140,8 @@ def speaker(answer: bytes | None) -> int:
                     connection.sendall(answer)
 
     threading.Thread(target=serve, daemon=True).start()
-    return int(server.getsockname()[1])
+    host, port = server.getsockname()
+    return host, port
 
 
 def text() -> ServiceBusMessage:
@@ -148,7 +157,7 @@ class Situation:
     error: type[ServiceBusError]
     #: Strikes the entity of this situation.
     fault: Fault | None = None
-    target: Callable[[Scene], Target] = Scene.plain
+    target: Callable[[Scene], Target] = Scene.as_usual
     message: Callable[[], ServiceBusMessage] = text
     #: Whether a send succeeds before the fault.
     link_open: bool = False
@@ -156,6 +165,8 @@ class Situation:
     #: Of the queue; None if there is none.
     properties: dict[str, Any] | None = field(default_factory=dict)
     timeout: float = PATIENCE
+    #: The first version of the SDK whose sync or aio client ends the send at its timeout; older ones wait for ever.
+    ends_since: Mapping[str, Version] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
@@ -166,7 +177,7 @@ def on(kind: Kind, *operations: Operation, **fields: Any) -> Fault:
 
 
 TOKEN, ATTACH, SEND, MANAGEMENT = Operation.TOKEN, Operation.ATTACH, Operation.SEND, Operation.MANAGEMENT
-BUSY, CALLER, DISABLED = Cause.BUSY, Cause.CALLER, Cause.DISABLED
+BUSY, CALLER, DISABLED, FORBIDDEN = Cause.BUSY, Cause.CALLER, Cause.DISABLED, Cause.FORBIDDEN
 NOT_FOUND, QUOTA, UNAVAILABLE = Cause.NOT_FOUND, Cause.QUOTA, Cause.UNAVAILABLE
 
 
@@ -183,10 +194,20 @@ SITUATIONS = [
         on(Kind.DROP_ACK, SEND),
         link_open=True,
         timeout=SHORT,
+        ends_since={"aio": (7, 14)},
     ),
     Situation("the service says timeout", UNAVAILABLE, OperationTimeoutError, rejected("com.microsoft:timeout")),
-    Situation("no answer to an attach", UNAVAILABLE, OperationTimeoutError, on(Kind.BLACKHOLE, ATTACH), timeout=SHORT),
-    Situation("no answer to a token", UNAVAILABLE, OperationTimeoutError, on(Kind.BLACKHOLE, TOKEN), timeout=SHORT),
+    *(
+        Situation(
+            f"no answer to {what}",
+            UNAVAILABLE,
+            OperationTimeoutError,
+            on(Kind.BLACKHOLE, operation),
+            timeout=SHORT,
+            ends_since={"sync": (7, 15), "aio": (7, 15)},
+        )
+        for what, operation in (("an attach", ATTACH), ("a token", TOKEN))
+    ),
     Situation(
         "no answer to a schedule",
         UNAVAILABLE,
@@ -208,7 +229,7 @@ SITUATIONS = [
     Situation(
         "a gateway answers in place of the service",
         UNAVAILABLE,
-        ServiceBusError,
+        ServiceBusError if SPEAKS_PLAIN_TEXT else ServiceBusConnectionError,
         target=lambda scene: scene.to_something_that_says(b"HTTP/1.1 502 Bad Gateway\r\n\r\n"),
     ),
     Situation("a reset at the token", UNAVAILABLE, ServiceBusConnectionError, on(Kind.RESET, TOKEN)),
@@ -236,20 +257,22 @@ SITUATIONS = [
     ),
     Situation("an error nobody has heard of", UNAVAILABLE, ServiceBusError, rejected("com.microsoft:something-new")),
     # Authentication and authorization.
-    Situation("a wrong key", CALLER, ServiceBusAuthenticationError, target=Scene.with_a_wrong_key),
+    Situation("a wrong key", FORBIDDEN, ServiceBusAuthenticationError, target=Scene.with_a_wrong_key),
     Situation(
         "a wrong key behind a custom endpoint",
-        CALLER,
+        FORBIDDEN,
         ServiceBusConnectionError,
         target=lambda scene: scene.over_tls(trusted=True, key="wrong"),
     ),
-    Situation("an expired token", CALLER, ServiceBusAuthenticationError, on(Kind.EXPIRE, TOKEN)),
-    Situation("no right to send", CALLER, ServiceBusAuthorizationError, target=Scene.without_the_right_to_send),
-    Situation("an expired token at the attach", CALLER, ServiceBusAuthorizationError, on(Kind.EXPIRE, ATTACH)),
-    Situation("a refused authorization", CALLER, ServiceBusAuthorizationError, rejected("com.microsoft:auth-failed")),
+    Situation("an expired token", FORBIDDEN, ServiceBusAuthenticationError, on(Kind.EXPIRE, TOKEN)),
+    Situation("no right to send", FORBIDDEN, ServiceBusAuthorizationError, target=Scene.without_the_right_to_send),
+    Situation("an expired token at the attach", FORBIDDEN, ServiceBusAuthorizationError, on(Kind.EXPIRE, ATTACH)),
+    Situation(
+        "a refused authorization", FORBIDDEN, ServiceBusAuthorizationError, rejected("com.microsoft:auth-failed")
+    ),
     Situation(
         "a certificate that nobody vouches for",
-        CALLER,
+        FORBIDDEN,
         ServiceBusConnectionError,
         target=lambda scene: scene.over_tls(trusted=False),
     ),
@@ -297,6 +320,11 @@ SITUATIONS = [
 Raised = dict[str, BaseException | None]
 
 
+def _ending(mode: str) -> list[Situation]:
+    """The situations in which a send of the installed SDK ends."""
+    return [one for one in SITUATIONS if one.ends_since.get(mode, INSTALLED) <= INSTALLED]
+
+
 def _prepared(scene: Scene, situation: Situation, mode: str) -> str:
     """The entity of a situation, created if it is to exist."""
     path = f"{mode}-{situation.name.replace(' ', '-')}"
@@ -331,8 +359,9 @@ def provoke_sync(scene: Scene) -> Raised:
                 return error
         return None
 
-    with ThreadPoolExecutor(max_workers=len(SITUATIONS)) as pool:
-        return dict(zip((one.name for one in SITUATIONS), pool.map(provoke, SITUATIONS), strict=True))
+    situations = _ending("sync")
+    with ThreadPoolExecutor(max_workers=len(situations)) as pool:
+        return dict(zip((one.name for one in situations), pool.map(provoke, situations), strict=True))
 
 
 async def provoke_async(scene: Scene) -> Raised:
@@ -357,5 +386,6 @@ async def provoke_async(scene: Scene) -> Raised:
                 return error
         return None
 
-    raised = await asyncio.gather(*map(provoke, SITUATIONS))
-    return dict(zip((one.name for one in SITUATIONS), raised, strict=True))
+    situations = _ending("aio")
+    raised = await asyncio.gather(*map(provoke, situations))
+    return dict(zip((one.name for one in situations), raised, strict=True))

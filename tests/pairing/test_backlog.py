@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from azure.core.exceptions import HttpResponseError
+from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusQuotaExceededError
 from azure.servicebus.management import QueueProperties
-from tests.pairing.twins import USER, Events, Twins, down, eventually, operations
+from tests.pairing.twins import Events, Twins, operations
 
 from twinbus.broker import AZURE, DEFAULT, QueueDescription
 from twinbus.broker.durations import MAX_TICKS, TICKS_PER_MINUTE, TICKS_PER_SECOND
 from twinbus.ledger.recorder import OperationKind
 from twinbus.pairing.backlog import list_backlog, provision
-from twinbus.pairing.errors import BacklogConfigurationError, BacklogNotReadyError
-from twinbus.pairing.events import BacklogQueueRetired, BacklogWarning
+from twinbus.pairing.errors import BacklogConfigurationError
+from twinbus.pairing.events import BacklogQueueRestored, BacklogWarning
 from twinbus.pairing.namespaces import Namespace as Side
 
 PATH = "contoso/x-servicebus-transfer/{}"
@@ -166,84 +166,26 @@ async def test_every_management_call_is_recorded(twins: Twins) -> None:
     assert len(operations(pairing, OperationKind.LIST)) == 1
 
 
-# ---- at the start of a pairing ----
+# ---- the rotation ----
 
 
-async def test_without_the_right_to_manage_the_start_fails_and_says_what_to_do(twins: Twins) -> None:
-    background = twins.background(twins.pairing(), USER)
-    with pytest.raises(BacklogNotReadyError, match="create_backlog=False") as raised:
-        await background.start()
-    assert isinstance(raised.value.cause, HttpResponseError)
-
-
-async def test_queues_that_exist_need_no_right_to_manage(twins: Twins) -> None:
-    await provisioned(twins)
-    pairing = twins.pairing(create_backlog=False)
-    background = twins.background(pairing, USER)
-    await background.start()
-    await background.close()
-    assert background.standby.is_ready
-    assert operations(pairing, *OperationKind) == []
-
-
-async def test_the_start_does_not_need_the_primary(twins: Twins) -> None:
-    down(twins.primary)
-    background = twins.background(twins.pairing(strict=True))
-    await background.start()
-    await background.close()
-    assert background.standby.is_ready
-    assert len(twins.secondary.queues()) == 2
-
-
-async def test_the_start_does_not_need_the_secondary_and_the_backlog_is_made_when_it_is_back(twins: Twins) -> None:
-    down(twins.secondary)
-    pairing = twins.pairing()
-    events = Events(pairing)
-    background = twins.background(pairing)
-    await background.start()
-    try:
-        assert not background.standby.is_ready
-        assert "could not be checked" in (await events.next(BacklogWarning)).message
-        twins.secondary.faults.clear()
-        await eventually(lambda: background.standby.is_ready)
-        assert len(twins.secondary.queues()) == 2
-        assert background.standby.error is None
-    finally:
-        await background.close()
-
-
-async def test_a_strict_start_needs_the_secondary(twins: Twins) -> None:
-    down(twins.secondary)
-    background = twins.background(twins.pairing(strict=True))
-    with pytest.raises(BacklogNotReadyError):
-        await background.start()
-
-
-async def test_a_bad_queue_that_is_found_late_leaves_the_rotation(twins: Twins) -> None:
+async def test_a_queue_that_would_lose_messages_leaves_the_rotation_and_the_others_are_created(twins: Twins) -> None:
     await twins.secondary.create(replace(OURS, path=PATH.format(1), max_delivery_count=10))
-    down(twins.secondary)
+    pairing = twins.pairing(backlog_queue_count=3)
+    async with twins.sides()[1].administration() as admin:
+        with pytest.raises(BacklogConfigurationError):
+            await provision(admin, pairing)
+    assert list(pairing.retired_queues()) == [PATH.format(1)]
+    assert len(twins.secondary.queues()) == 3
+
+
+async def test_a_queue_that_was_retired_because_it_was_missing_is_restored_and_a_full_one_is_not(twins: Twins) -> None:
     pairing = twins.pairing()
     events = Events(pairing)
-    background = twins.background(pairing)
-    await background.start()
-    try:
-        twins.secondary.faults.clear()
-        retired = await events.next(BacklogQueueRetired)
-        assert retired.queue == PATH.format(1)
-        assert isinstance(retired.error, BacklogConfigurationError)
-        assert list(pairing.retired_queues()) == [PATH.format(1)]
-        assert not background.standby.is_ready
-        await twins.secondary.update(replace(OURS, path=PATH.format(1)))
-        await eventually(lambda: background.standby.is_ready)
-    finally:
-        await background.close()
-
-
-async def test_the_primary_tells_its_name_if_it_is_called_by_its_address(twins: Twins) -> None:
-    pairing = twins.pairing(name="")
-    background = twins.background(pairing)
-    await background.start()
-    await background.close()
-    assert pairing.primary_name == "contoso"
-    assert pairing.queue_path(0) == PATH.format(0)
-    assert {one.description.path for one in twins.secondary.queues()} == {PATH.format(0), PATH.format(1)}
+    pairing.queue_failed(0, MessagingEntityNotFoundError(message="gone"))
+    pairing.queue_failed(1, ServiceBusQuotaExceededError(message="full"))
+    await twins.secondary.create(replace(OURS, path=PATH.format(1)))
+    async with twins.sides()[1].administration() as admin:
+        await provision(admin, pairing)
+    assert [one.queue for one in events.all(BacklogQueueRestored)] == [PATH.format(0)]
+    assert list(pairing.retired_queues()) == [PATH.format(1)]

@@ -15,6 +15,9 @@ from twinbus.pairing.errors import (
     BacklogUnavailableError,
     EntityFailedOverError,
     EnvelopeTooLargeError,
+    HungCallsError,
+    NamespacesSwappedError,
+    NoFreeLinkError,
     PairedClientFaultedError,
     ScheduledInBacklogError,
     TwinbusError,
@@ -26,9 +29,12 @@ ERRORS = [
     BacklogUnavailableError("orders", OSError("refused"), {QUEUE: OSError("unreachable")}),
     BacklogConfigurationError(QUEUE, "requires_session", True, "diverted messages have no session"),
     BacklogNotReadyError("the queues could not be checked", OSError("unreachable")),
+    NamespacesSwappedError("standby.example", "contoso.example", QUEUE, "standby/x-servicebus-transfer/0"),
     ScheduledInBacklogError("orders", [-7]),
     EntityFailedOverError("orders", "cancel scheduled messages"),
     AttemptTimeoutError("orders", 10.0),
+    NoFreeLinkError("orders", 16, 2.0),
+    HungCallsError("orders", 16),
     EnvelopeTooLargeError("orders", size=262_300, limit=262_144, overhead=200),
 ]
 
@@ -110,11 +116,12 @@ def test_negative_numbers_cannot_be_cancelled() -> None:
     assert "-7, -8 of 'orders'" in str(error)
 
 
-def test_a_broken_off_attempt_is_a_timeout_of_the_sdk_too() -> None:
+def test_an_attempt_without_an_answer_is_a_timeout_of_the_sdk_too() -> None:
     error = AttemptTimeoutError("orders", 0.5)
     assert isinstance(error, OperationTimeoutError)
     assert (error.entity, error.seconds) == ("orders", 0.5)
-    assert str(error) == "The attempt to reach 'orders' was broken off after 0.5 s."
+    assert str(error) == "'orders' did not answer within 0.5 s."
+    assert str(AttemptTimeoutError("orders", 0.5, is_unsent=True)) == "No link to 'orders' was open within 0.5 s."
 
 
 def test_a_message_too_large_once_modified_is_a_clear_error_with_size_limit_and_overhead() -> None:

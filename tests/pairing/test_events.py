@@ -12,6 +12,7 @@ from twinbus.pairing import events
 from twinbus.pairing.events import (
     BacklogQueueRestored,
     BacklogQueueRetired,
+    BacklogReady,
     BacklogWarning,
     Diverted,
     Event,
@@ -19,11 +20,13 @@ from twinbus.pairing.events import (
     FailedOver,
     Faulted,
     Moved,
+    NamespacesLookSwapped,
     OversizeWarning,
     PingFailed,
     PingSent,
     PumpStopped,
     Recovered,
+    StarvedWarning,
     Suspected,
 )
 
@@ -42,6 +45,11 @@ EVENTS = [
     Faulted(error=ERROR),
     OversizeWarning(entity="orders", size=262_000, limit=262_144, overhead=200),
     BacklogWarning(message="other lock duration", queue="contoso/x-servicebus-transfer/0"),
+    BacklogReady(),
+    StarvedWarning(lag=3.0),
+    NamespacesLookSwapped(
+        primary="standby.example", secondary="contoso.example", queue="contoso/x-servicebus-transfer/0", message="look"
+    ),
 ]
 
 

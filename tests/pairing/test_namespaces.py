@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import ssl
+import tempfile
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import pytest_asyncio
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusMessage, TransportType
+from tests.sdk_connection import address_options, ca_file, client_options, needs_sdk, reachable
 
 from twinbus.broker import Namespace as Broker
 from twinbus.broker import NamespaceConfig, QueueDescription
@@ -46,7 +49,7 @@ class AsyncCredential:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Broker]:
     config = NamespaceConfig("contoso", port=0, bearer_tokens=(BearerToken(TOKEN, ALL_RIGHTS),))
-    async with Broker(config, certificate_folder=tmp_path_factory.mktemp("bus")) as running:
+    async with reachable(config, certificate_folder=tmp_path_factory.mktemp("bus")) as running:
         yield running
 
 
@@ -80,7 +83,8 @@ async def send_with_both_clients(namespace: Namespace, loop: PrivateLoop) -> Non
 @on_the_wire
 @pytest.mark.parametrize("kind", ["named key", "signature", "sync token", "async token"])
 async def test_every_kind_of_credential_serves_every_client(broker: Broker, queue: Queue, kind: str) -> None:
-    namespace = Namespace(f"{broker.host}:{broker.port}", await credential(kind, broker), use_tls=False)
+    address = f"{broker.host}:{broker.port}"
+    namespace = Namespace(address, await credential(kind, broker), **address_options(broker))
     loop = PrivateLoop()
     try:
         await send_with_both_clients(namespace, loop)
@@ -96,7 +100,7 @@ async def test_every_kind_of_credential_serves_every_client(broker: Broker, queu
 async def test_a_connection_string_may_hold_a_signature(broker: Broker, queue: Queue) -> None:
     signature = (await credential("signature", broker)).signature
     text = f"Endpoint=sb://{broker.host}:{broker.port};SharedAccessSignature={signature};UseDevelopmentEmulator=true"
-    namespace = Namespace.from_connection_string(text)
+    namespace = Namespace.from_connection_string(text, **client_options(broker))
     await send_with_both_clients(namespace, PrivateLoop())
     assert queue.activity.received == 2
     async with namespace.administration() as admin:
@@ -104,10 +108,12 @@ async def test_a_connection_string_may_hold_a_signature(broker: Broker, queue: Q
 
 
 @on_the_wire
-@pytest.mark.parametrize("option", ["connection_verify", "ssl_context"])
+@pytest.mark.parametrize(
+    "option",
+    ["connection_verify", pytest.param("ssl_context", marks=needs_sdk((7, 13), "ssl_context"))],
+)
 async def test_the_options_for_tls_hold_for_all_clients(broker: Broker, queue: Queue, option: str) -> None:
-    assert broker.certificate is not None
-    authorities = str(broker.certificate.ca_file)
+    authorities = ca_file(broker)
     given = authorities if option == "connection_verify" else ssl.create_default_context(cafile=authorities)
     namespace = Namespace(
         f"{broker.host}:{broker.port}",
@@ -121,6 +127,20 @@ async def test_the_options_for_tls_hold_for_all_clients(broker: Broker, queue: Q
     assert queue.activity.received == 1
     async with namespace.administration() as admin:
         assert (await admin.get_namespace_properties()).name == "contoso"
+
+
+@on_the_wire
+async def test_a_development_connection_string_serves_every_client_of_every_sdk() -> None:
+    """With the certificate authority of the namespace, on any port."""
+    config = NamespaceConfig("contoso", port=0)
+    with tempfile.TemporaryDirectory() as folder:
+        async with Broker(config, certificate_folder=Path(folder)) as broker:
+            queue = (await broker.create(QueueDescription("orders"))).queue
+            namespace = Namespace.from_connection_string(broker.connection_string, connection_verify=ca_file(broker))
+            await send_with_both_clients(namespace, PrivateLoop())
+            assert queue.activity.received == 2
+            async with namespace.administration() as admin:
+                assert (await admin.get_queue_runtime_properties("orders")).active_message_count == 2
 
 
 @on_the_wire
@@ -152,6 +172,7 @@ def test_the_options_of_the_sdk_are_passed_on() -> None:
         assert (arguments["user_agent"], arguments["retry_total"]) == ("shop", 0)
 
 
+@needs_sdk((7, 13), "ssl_context")
 def test_the_connections_of_a_namespace_share_one_tls_context() -> None:
     namespace = Namespace.from_connection_string(KEYED)
     first, second = (namespace.async_arguments()["ssl_context"] for _ in range(2))

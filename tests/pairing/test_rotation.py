@@ -102,6 +102,36 @@ def test_why_and_since_when_a_queue_is_retired_is_known() -> None:
     assert rotation.in_rotation == (1,)
 
 
+def test_a_restored_queue_is_back_before_its_cool_down_is_over() -> None:
+    rotation = rotation_of(2, retired=(0,))
+    assert rotation.restore(0) is True
+    assert rotation.in_rotation == (0, 1)
+    assert rotation.restore(0) is False
+    assert rotation.next_time() is None
+
+
+def test_a_barred_queue_comes_back_only_by_being_restored() -> None:
+    rotation = rotation_of(2)
+    assert rotation.retire(0, 0.0, ERROR, is_barred=True) is True
+    assert rotation.next_time() is None
+    assert rotation.tick(1e9) == []
+    assert rotation.retire(0, 1.0, TimeoutError("late")) is False
+    assert rotation.retired[0].error is ERROR
+    assert rotation.tick(1e9) == []
+    assert rotation.restore(0) is True
+
+
+def test_a_barred_queue_is_not_even_a_last_resort() -> None:
+    rotation = rotation_of(2)
+    rotation.retire(1, 0.0, ERROR, is_barred=True)
+    rotation.retire(0, 1.0, ERROR)
+    assert rotation.last_resort() == 0
+    assert SenderChoice(rotation, Random(1)).next() == 0
+    rotation.retire(0, 2.0, ERROR, is_barred=True)
+    assert SenderChoice(rotation, Random(1)).next() is None
+    assert rotation.choose_for_session("orders", "a") is None
+
+
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_queue_that_does_not_exist_cannot_retire(index: int) -> None:
     with pytest.raises(IndexError, match=f"there is no backlog queue {index}: they are 0 to 2"):

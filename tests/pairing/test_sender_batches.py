@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
-from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusConnectionError, ServiceBusError
+from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusError
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
 from twinbus.broker import Kind, Operation
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind
 from twinbus.pairing.envelope import encoded_size
-from twinbus.pairing.errors import EntityFailedOverError, EnvelopeTooLargeError, ScheduledInBacklogError
+from twinbus.pairing.errors import (
+    AttemptTimeoutError,
+    EntityFailedOverError,
+    EnvelopeTooLargeError,
+    ScheduledInBacklogError,
+)
 from twinbus.pairing.events import FailedOver, OversizeWarning
 from twinbus.pairing.failover import Route
 
@@ -229,12 +234,21 @@ def test_in_failover_a_cancel_does_not_reach_the_primary(pair: Pair) -> None:
     assert len(pair.peek()) == 1
 
 
-def test_a_cancel_says_nothing_about_failover(pair: Pair) -> None:
+def test_a_cancel_on_an_open_link_says_nothing_about_failover(pair: Pair) -> None:
+    sender = pair.sender()
+    sender.send_messages(text())
+    pair.strike(Kind.DROP_ACK, on=frozenset({Operation.MANAGEMENT}))
+    with pytest.raises(AttemptTimeoutError):
+        sender.cancel_scheduled_messages(1, timeout=1)
+    assert pair.events == []
+
+
+def test_a_cancel_that_cannot_open_a_link_is_evidence_like_a_send(pair: Pair) -> None:
     sender = pair.sender()
     pair.take_down()
-    with pytest.raises(ServiceBusConnectionError):
+    with pytest.raises(EntityFailedOverError):
         sender.cancel_scheduled_messages(1)
-    assert pair.events == []
+    assert len(pair.events.all(FailedOver)) == 1
 
 
 def test_a_cancel_on_a_stale_link_is_done_on_a_fresh_one(pair: Pair) -> None:

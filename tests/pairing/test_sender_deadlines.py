@@ -16,10 +16,11 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from tests.pairing.paired import KINDS, PATIENCE, Pair, Stage, text
 
 from twinbus.broker import Kind, Operation
-from twinbus.pairing.sending._sync.watchdog import watchdog
 from twinbus.pairing.errors import AttemptTimeoutError, BacklogUnavailableError
 from twinbus.pairing.events import Diverted, FailedOver
 from twinbus.pairing.failover import Route
+from twinbus.pairing.sdk.tls import client_tls
+from twinbus.pairing.sending._sync.watchdog import watchdog
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +113,7 @@ def test_a_black_hole_behind_tls_is_given_up_as_well(kind: str, transport: Trans
         options = {
             "custom_endpoint_address": f"sb://{namespace.host}:{namespace.port}",
             "transport_type": transport,
-            "connection_verify": str(namespace.certificate.ca_file),
+            "ssl_context": client_tls(str(namespace.certificate.ca_file), PATIENCE),
         }
         string = stage.primary.connection_string.replace("UseDevelopmentEmulator=true", "").rstrip(";")
         with stage.pair(kind, attempt_timeout=ATTEMPT, primary_string=string, primary_options=options) as pair:
@@ -124,7 +125,7 @@ def test_a_black_hole_behind_tls_is_given_up_as_well(kind: str, transport: Trans
             assert time.monotonic() - started < 2 * ATTEMPT
             if kind == "sync":
                 # The thread is in the middle of the handshake, and ends all the same.
-                stage.wait_until(lambda: "twinbus-opening" not in own_threads())
+                stage.wait_until(lambda: "twinbus-link" not in own_threads())
             stage.clear()
 
 

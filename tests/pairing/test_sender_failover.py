@@ -13,11 +13,11 @@ from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusErr
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
 from twinbus.broker import AZURE, Fault, Kind, Operation
-from twinbus.pairing.sending import budget as deadlines
 from twinbus.pairing.events import Diverted, FailedOver, Suspected
 from twinbus.pairing.failover import FailedOver as FailedOverState
 from twinbus.pairing.failover import Healthy, Route, Suspect
 from twinbus.pairing.policy import FailoverPolicy, cause_of
+from twinbus.pairing.sending import budget as deadlines
 
 pytestmark = pytest.mark.slow
 

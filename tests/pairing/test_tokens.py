@@ -11,16 +11,18 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from tests.sdk_connection import address_options, client_options, reachable
 
-from twinbus.broker import Namespace, NamespaceConfig, QueueDescription
+from twinbus.broker import NamespaceConfig, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.config import BearerToken
 from twinbus.broker.security import ALL_RIGHTS
-from twinbus.pairing.sending._sync.sender import PairedSender
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.tokens import AbortableCredential
+from twinbus.pairing.sdk import deadline
+from twinbus.pairing.sdk.tokens import BoundedCredential
+from twinbus.pairing.sending._sync.sender import PairedSender
 
 TOKEN = "a-token-for-tests"
 BACKLOG = "contoso/x-servicebus-transfer/0"
@@ -52,7 +54,7 @@ def token_threads() -> list[threading.Thread]:
 @pytest.fixture(scope="module")
 def bus() -> Iterator[NamespaceThread]:
     config = NamespaceConfig("contoso", port=0, bearer_tokens=(BearerToken(TOKEN, ALL_RIGHTS),))
-    with NamespaceThread(lambda: Namespace(config)) as running:
+    with NamespaceThread(lambda: reachable(config)) as running:
         for path in ("orders", BACKLOG):
             running.run(running.namespace.create(QueueDescription(path)))
         yield running
@@ -72,8 +74,12 @@ def sender(bus: NamespaceThread, credential: Credential) -> Iterator[PairedSende
     options = SendAvailabilityOptions(backlog_queue_count=1, attempt_timeout=ATTEMPT)
     host = f"{bus.namespace.host}:{bus.namespace.port}"
     with (
-        ServiceBusClient(host, credential, use_tls=False) as primary,  # type: ignore[arg-type]
-        ServiceBusClient.from_connection_string(bus.connection_string) as standby,
+        ServiceBusClient(
+            host, BoundedCredential(credential, PATIENCE), retry_total=0, **address_options(bus.namespace)
+        ) as primary,
+        ServiceBusClient.from_connection_string(
+            bus.connection_string, retry_total=0, **client_options(bus.namespace)
+        ) as standby,
         PairedSender(Pairing(options, "contoso"), "orders", primary, standby) as made,
     ):
         yield made
@@ -84,15 +90,14 @@ def test_a_token_that_is_renewed_on_an_open_link_and_does_not_come_outlasts_no_d
 ) -> None:
     assert sender.send_messages(ServiceBusMessage("1")).route is Route.PRIMARY
     sender.open_standby()
-    link = sender._delivery._primary.link
-    assert link is not None
+    (link,) = sender._delivery._primary._idle
     authenticator: Any = link.sender._handler._cbs_authenticator  # type: ignore[union-attr]
     authenticator._refresh_window = 10_000  # seconds before its end, from which a token is to be renewed
     credential.answers.clear()
     asked, started = credential.asked, time.monotonic()
     assert sender.send_messages(ServiceBusMessage("2")).route is Route.BACKLOG
     assert ATTEMPT <= time.monotonic() - started < 2 * ATTEMPT
-    # The open link and the fresh one have waited for the same answer, in one thread, which is all that is left.
+    # One thread waits for the answer, which is all that is left.
     assert (credential.asked, len(token_threads())) == (asked + 1, 1)
 
 
@@ -105,7 +110,7 @@ def test_an_opening_that_waits_for_a_token_ends_when_it_is_given_up(
         assert sender.send_messages(ServiceBusMessage(str(number))).route is Route.BACKLOG
     assert time.monotonic() - started < 3 * ATTEMPT
     sender.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "twinbus-opening"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "twinbus-link"]
     assert (credential.asked, len(token_threads())) == (1, 1)
 
 
@@ -119,18 +124,22 @@ def test_a_credential_that_is_back_serves_at_once(credential: Credential, sender
 def test_what_the_credential_raises_is_raised(credential: Credential) -> None:
     credential.error = ClientAuthenticationError("no such user")
     with pytest.raises(ClientAuthenticationError, match="no such user"):
-        AbortableCredential(credential).get_token("scope")
+        BoundedCredential(credential, PATIENCE).get_token("scope")
 
 
-def test_one_that_was_given_up_on_asks_no_more_in_vain(credential: Credential) -> None:
+def test_a_token_that_does_not_come_is_given_up_at_the_deadline_of_the_call(credential: Credential) -> None:
     credential.answers.clear()
-    abortable = AbortableCredential(credential)
-    threading.Timer(0.05, abortable.abort).start()
-    for _ in range(3):
-        with pytest.raises(ConnectionAbortedError):
-            abortable.get_token("scope")
-    assert credential.asked == 1
-    other = AbortableCredential(credential)
-    threading.Timer(0.05, credential.answers.set).start()
-    assert other.get_token("scope").token == TOKEN
-    assert credential.asked == 1
+    deadline.call.ends = time.monotonic() + 0.1
+    try:
+        for _ in range(3):
+            with pytest.raises(ConnectionAbortedError, match="no token within"):
+                BoundedCredential(credential, PATIENCE).get_token("scope")
+    finally:
+        deadline.call.ends = float("inf")
+    assert (credential.asked, len(token_threads())) == (1, 1)
+
+
+def test_a_token_that_does_not_come_is_given_up_after_the_bound(credential: Credential) -> None:
+    credential.answers.clear()
+    with pytest.raises(ConnectionAbortedError):
+        BoundedCredential(credential, 0.05).get_token("scope")

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from tests.sdk_connection import client_options, reachable
+
 from twinbus.broker import (
     DEFAULT,
     Fault,
@@ -74,17 +76,19 @@ class Twins:
         policies = (PolicyConfig(USER, frozenset({Right.SEND, Right.LISTEN})),)
         configs = [NamespaceConfig(name, port=0, policies=policies) for name in ("contoso", "standby")]
         async with (
-            Namespace(configs[0], profile=profile) as primary,
-            Namespace(configs[1], profile=profile) as secondary,
+            reachable(configs[0], profile=profile) as primary,
+            reachable(configs[1], profile=profile) as secondary,
         ):
             yield cls(primary, secondary)
 
-    def sides(self, policy: str | None = None, **client_options: Any) -> tuple[Side, Side]:
+    def sides(self, policy: str | None = None, **options: Any) -> tuple[Side, Side]:
         texts = (
             one.connection_string if policy is None else connection_string(one.host, one.port, one.policy(policy))
             for one in (self.primary, self.secondary)
         )
-        primary, secondary = (Side.from_connection_string(text, **client_options) for text in texts)
+        # Both have the same authority, if they speak TLS.
+        options = {**client_options(self.primary), **options}
+        primary, secondary = (Side.from_connection_string(text, **options) for text in texts)
         return primary, secondary
 
     def pairing(self, name: str = "contoso", clock: Callable[[], float] | None = None, **options: Any) -> Pairing:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from twinbus.pairing import envelope, ping
 from twinbus.pairing._async.delivery import Delivery
+
+from twinbus.pairing import envelope, ping
 from twinbus.pairing.errors import AttemptTimeoutError
 from twinbus.pairing.failover import FailoverMachine
 from twinbus.pairing.policy import retires_queue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -125,8 +125,10 @@ class House:
         with client.paired:
             yield client
 
-    def make(self, kind: str, *, signed_by: str | None = None, **options: Any) -> Client:
-        """A client that nobody has started yet."""
+    def make(
+        self, kind: str, *, signed_by: str | None = None, sides: Sequence[Any] | None = None, **options: Any
+    ) -> Client:
+        """A client that nobody has started yet; `sides` are a primary and a secondary, if not the usual ones."""
         name = options.setdefault("primary_name", self.a_name("contoso"))
         given = SendAvailabilityOptions(
             **{
@@ -139,10 +141,10 @@ class House:
             }
         )
         recorder = MemoryRecorder()
-        texts = [self._text(one, signed_by) for one in (self.primary, self.secondary)]
+        pair = sides or [self._text(one, signed_by) for one in (self.primary, self.secondary)]
         if kind == "sync":
-            return Client(twinbus.PairedServiceBusClient(*texts, given, recorder=recorder), recorder, name)
-        made = self._loop.run(called(twinbus.aio.PairedServiceBusClient, *texts, given, recorder=recorder))
+            return Client(twinbus.PairedServiceBusClient(*pair, given, recorder=recorder), recorder, name)
+        made = self._loop.run(called(twinbus.aio.PairedServiceBusClient, *pair, given, recorder=recorder))
         return Client(Waiting(made, self._loop), recorder, name)
 
     def _text(self, side: NamespaceThread, policy: str | None) -> str:

@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import Callable
 from typing import cast
 
@@ -24,6 +25,9 @@ BACKLOG = 1024
 # In one turn of the event loop: in a flood, what those before them have said is read before more are let in.
 ACCEPTED_AT_ONCE = 64
 ACCEPT_PAUSE = 0.5
+# The largest segment size that Linux lets a client set. Loopback segments grow beyond it, and the SDK's asyncio client
+# before 7.15 reads the size of a TLS connection and sets it again, which then fails with "Invalid argument".
+MAX_SEGMENT_SIZE = 32767
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 Factory = Callable[[], asyncio.Protocol]
@@ -115,6 +119,8 @@ class Listener:
         bound = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if sys.platform == "linux":
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, MAX_SEGMENT_SIZE)
             bound.bind((self.host, self.port))
             bound.setblocking(False)
         except OSError as error:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError, ResourceNotFoundError
 
 from twinbus.operations.backlog import BacklogQueueView, list_queues, paired_names
+from twinbus.pairing.errors import NamespacesSwappedError
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.naming import backlog_path
+from twinbus.pairing.swapped_namespaces import first_backlog_queue
 from twinbus.syphon.connector import Side
 
 from .failing import system_words
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 ADMINISTRATION_SECONDS = 30.0
+#: For a question that the command can do without.
+OPTIONAL_SECONDS = 10.0
 
 PrimaryOption = Annotated[
     str, typer.Option(envvar="TWINBUS_PRIMARY", help="Connection string of the primary.", show_default=False)
@@ -107,20 +112,71 @@ class Pair:
         async with _asking("secondary", self.secondary_namespace) as administration:
             return await paired_names(administration)
 
+    async def check_not_swapped(self, name: str) -> None:
+        """Raise `NamespacesSwappedError` if the two seem to be exchanged; not if nobody can tell.
+
+        `name` is that of the primary.
+        """
+        try:
+            async with _asking("secondary", self.secondary_namespace, OPTIONAL_SECONDS) as administration:
+                if await first_backlog_queue(partial(_exists, administration), [name]) is not None:
+                    return
+        except Unanswered:
+            return
+        error = await self.find_swapped(name)
+        if error is not None:
+            raise error
+
+    async def find_swapped(self, name: str) -> NamespacesSwappedError | None:
+        """The error to report if the primary holds backlog queues of the secondary; None if not, or without an answer.
+
+        Only of use where the secondary holds no backlog queue of the primary, whose name is given: if both do, each is
+        the other's secondary.
+        """
+        names = [self.given_name] if self.given_name else []
+        with suppress(Unanswered):
+            names.insert(0, await self._secondary_name())
+        try:
+            async with _asking("primary", self.primary_namespace, OPTIONAL_SECONDS) as administration:
+                queue = await first_backlog_queue(partial(_exists, administration), dict.fromkeys(names))
+        except Unanswered:
+            return None
+        if queue is None:
+            return None
+        primary, secondary = (str(side.endpoint) for side in (self.primary, self.secondary))
+        return NamespacesSwappedError(primary, secondary, queue, backlog_path(name, 0))
+
+    async def _secondary_name(self) -> str:
+        """What the secondary is called. Raises `Unanswered` if it has to be asked and does not answer."""
+        if self.secondary_namespace.name:
+            return self.secondary_namespace.name
+        async with _asking("secondary", self.secondary_namespace, OPTIONAL_SECONDS) as administration:
+            return str((await administration.get_namespace_properties()).name)
+
+
+async def _exists(administration: ServiceBusAdministrationClient, path: str) -> bool:
+    try:
+        await administration.get_queue(path)
+    except ResourceNotFoundError:
+        return False
+    return True
+
 
 @asynccontextmanager
-async def _asking(role: str, namespace: Namespace) -> AsyncIterator[ServiceBusAdministrationClient]:
+async def _asking(
+    role: str, namespace: Namespace, seconds: float = ADMINISTRATION_SECONDS
+) -> AsyncIterator[ServiceBusAdministrationClient]:
     """The administration of a namespace; what goes wrong there becomes `Unanswered`."""
     who = f"the {role} {namespace.fully_qualified_namespace}"
     try:
-        async with asyncio.timeout(ADMINISTRATION_SECONDS), namespace.administration() as administration:
+        async with asyncio.timeout(seconds), namespace.administration() as administration:
             yield administration
     except ClientAuthenticationError as error:
         raise Refused(f"{who} refuses: the key is wrong, or has no right to manage") from error
     except HttpResponseError as error:
         raise Unanswered(f"{who} answers {error.status_code} {error.reason or ''}".rstrip()) from error
     except TimeoutError as error:
-        raise Unanswered(f"{who} did not answer within {ADMINISTRATION_SECONDS:g} s") from error
+        raise Unanswered(f"{who} did not answer within {seconds:g} s") from error
     except (AzureError, OSError) as error:
         raise Unanswered(f"{who} cannot be reached: {_why(error)}") from error
 

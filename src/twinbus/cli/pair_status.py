@@ -61,6 +61,11 @@ class QueueStatus:
         return self.dead_letters is None or (self.view is None and self.dead_letters >= LOOK_AT_DEAD)
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the clients should use it, and do not, because it would lose or refuse messages."""
+        return self.is_used and self.view is not None and self.view.configuration_error is not None
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing waits or lies dead in it."""
         contents = self.contents
@@ -79,6 +84,8 @@ class Status:
     administration_error: str | None = None
     #: Why there is no backlog queue to look into.
     backlog_error: str | None = None
+    #: Whether primary and secondary seem to be exchanged; `backlog_error` says what was found.
+    is_swapped: bool = False
     queues: list[QueueStatus] = field(default_factory=list)
     #: Queues that the clients' number covers, and that do not exist.
     missing: list[str] = field(default_factory=list)
@@ -91,7 +98,7 @@ class Status:
         """Whether nobody has to do anything: all is known, and nothing waits or lies dead. No queue is no backlog."""
         if self.primary.error or self.secondary.error or not self.queues:
             return False
-        return all(one.is_empty for one in self.queues)
+        return all(one.is_empty and not one.is_refused for one in self.queues)
 
     @property
     def parked(self) -> Counter[str]:
@@ -164,7 +171,7 @@ async def _look(pair: Pair, name: str, count: int, found: Status) -> None:
         why = "the key has no right to manage" if is_key_good else str(refusal)
         found.administration_error = f"sizes are not known: {why}"
     if not found.queues:
-        found.backlog_error = await _why_none(pair, name, may_list=refusal is None)
+        await _explain_empty(pair, name, found, may_list=refusal is None)
 
 
 async def _those_there(connection: Connection, queues: list[QueueStatus]) -> list[QueueStatus]:
@@ -200,6 +207,13 @@ async def _look_into(connection: Connection, queue: QueueStatus) -> bool:
     except CannotReplay as error:
         queue.error = str(error)
     return True
+
+
+async def _explain_empty(pair: Pair, name: str, found: Status, may_list: bool) -> None:
+    """Say why the secondary has no backlog queue of this primary."""
+    swapped = await pair.find_swapped(name) if found.primary.error is None else None
+    found.is_swapped = swapped is not None
+    found.backlog_error = str(swapped) if swapped is not None else await _why_none(pair, name, may_list)
 
 
 async def _why_none(pair: Pair, name: str, may_list: bool) -> str:

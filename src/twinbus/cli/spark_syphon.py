@@ -86,6 +86,7 @@ class SparkSyphon:
         from twinbus.pipeline.drain.progress import ProgressView
 
         name = await self.pair.primary_name()
+        await self.pair.check_not_swapped(name)
         queues = [backlog_path(name, index) for index in range(self.count)]
         with ProgressView() as view:
             settings = replace(self.settings, pairing=name)

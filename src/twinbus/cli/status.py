@@ -40,7 +40,7 @@ def status(
     """Show whether both namespaces answer, how deep, old and full the backlog is, and where sends go.
 
     Exit code 0: everything is well; 1: a namespace does not answer or refuses the key, something waits in the backlog
-    or lies dead there, it may not be looked into, or there is none; 2: bad usage.
+    or lies dead there, it may not be looked into, a queue would lose messages, or there is none; 2: bad usage.
 
     Example: twinbus status --ledger ./ledger
     """
@@ -76,6 +76,7 @@ def as_document(found: Status) -> dict[str, Any]:
         "secondary": {"reachable": found.secondary.answers, "error": found.secondary.error},
         "administration_error": found.administration_error,
         "backlog_error": found.backlog_error,
+        "swapped": found.is_swapped,
         "queues": [_queue_document(one, found.at) for one in found.queues],
         "missing": found.missing,
         "parked": dict(found.parked),
@@ -101,6 +102,7 @@ def _queue_document(queue: QueueStatus, now: float) -> dict[str, Any]:
         "parked": dict(contents.parked),
         "seen_all": contents.is_complete,
         "error": queue.error,
+        "configuration_error": None if view is None else view.configuration_error,
     }
 
 
@@ -144,7 +146,7 @@ def _in_words(reached: Reached) -> str:
 
 def _queue_lines(found: Status, show_all: bool) -> list[str]:
     """A line for each queue that holds something or could not be looked at, and one for all the others."""
-    shown = [one for one in found.queues if show_all or not one.is_empty]
+    shown = [one for one in found.queues if show_all or not one.is_empty or one.is_refused]
     others = len(found.queues) - len(shown)
     errors = {one.error for one in shown}
     if not shown:
@@ -168,12 +170,16 @@ def _queue_cells(queue: QueueStatus, now: float) -> tuple[str, ...]:
     view, oldest = queue.view, queue.contents.oldest_at_ms
     waited = "" if oldest is None else age(now - oldest / 1000)
     index = queue.path.rpartition("/")[2]
-    note = printable(queue.error or ("" if queue.is_used else "not in use"))
+    note = printable(queue.error or _configuration_note(queue) or ("" if queue.is_used else "not in use"))
     dead = "?" if queue.dead_letters is None else f"{queue.dead_letters:,}"
     if view is None:
         dead = f"at least {dead}" if queue.dead_letters and queue.has_more_dead_letters else dead
         return index, _seen(queue), waited, dead, "?", "?", note
     return index, f"{view.messages:,}", waited, dead, size(view.bytes), f"{view.full:.1%}", note
+
+
+def _configuration_note(queue: QueueStatus) -> str:
+    return f"not used: {queue.view.configuration_error}" if queue.is_refused and queue.view is not None else ""
 
 
 def _seen(queue: QueueStatus) -> str:

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from twinbus.ledger.proof import LedgerMode, for_syphon
+from twinbus.pairing.errors import NamespacesSwappedError
 from twinbus.pairing.naming import backlog_path
 from twinbus.pairing.options import SyphonOptions
 from twinbus.syphon import AmqpError
@@ -147,7 +148,7 @@ def syphon(
 
 
 def _failing() -> AbstractContextManager[None]:
-    return failing("twinbus syphon", AmqpError, Unanswered)
+    return failing("twinbus syphon", AmqpError, Unanswered, NamespacesSwappedError)
 
 
 def _check_words(log_level: str, order: str | None, ttl: str, ledger_mode: str) -> None:
@@ -187,7 +188,11 @@ def _run_on_spark(work: SparkSyphon, as_json: bool) -> None:
 def _conclude(report: DrainReport, queues: int, is_cut_short: bool) -> None:
     """Exit with 1 unless everything was moved, and say why where the report does not."""
     if len(report.missing) == queues:
-        typer.echo(f"twinbus syphon: none of the {queues} backlog queues exists: {report.missing[0]}, …", err=True)
+        typer.echo(
+            f"twinbus syphon: none of the {queues} backlog queues exists: {report.missing[0]}, …"
+            " Are --primary and --secondary exchanged, or is --primary-name wrong?",
+            err=True,
+        )
     elif is_cut_short:
         typer.echo("twinbus syphon: stopped before the backlog was empty", err=True)
     elif report.is_empty:
@@ -255,6 +260,7 @@ class _Work:
     async def run(self) -> DrainReport:
         spare_the_collector()
         name = await self._pair.primary_name()
+        await self._pair.check_not_swapped(name)
         queues = [backlog_path(name, index) for index in range(self.count)]
         host = SyphonHost(self._pair.primary, self._pair.secondary, queues, self._with_ledger(name))
         drain = asyncio.create_task(host.drain(until_empty=self.until_empty))

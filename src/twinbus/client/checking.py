@@ -13,7 +13,7 @@ def check_pair(primary: Namespace, secondary: Namespace, options: SendAvailabili
     """The primary's name, by which the backlog queues are called; empty if only the primary itself knows it.
 
     Raises:
-        ValueError: the two are one, or are reached in a way that does not go with the options.
+        ValueError: the two are one, or are reached in a way that does not go with the options or the installed SDK.
     """
     if primary.fully_qualified_namespace.lower() == secondary.fully_qualified_namespace.lower():
         raise ValueError(f"primary and secondary must be two namespaces, not both {primary.fully_qualified_namespace}")
@@ -22,6 +22,8 @@ def check_pair(primary: Namespace, secondary: Namespace, options: SendAvailabili
             "the connection string of the secondary must be good for all its backlog queues, not for"
             f" EntityPath={secondary.entity_path}"
         )
+    for namespace in (primary, secondary):
+        namespace.check_options()
     name = options.primary_name or primary.name or ""
     if not name and not options.create_backlog:
         raise ValueError(

@@ -10,6 +10,7 @@ from twinbus.ledger.recorder import NamespaceRole
 from twinbus.pairing.core import Entity, Pairing
 from twinbus.pairing.failover import FailedOver, Suspect
 from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.standby import Standby
 from twinbus.syphon.report import SyphonStatus
 
 from .partnership import Condition, Partnership
@@ -50,8 +51,9 @@ class BacklogQueueStatus:
 class PairingStatus:
     """A paired client and everything it knows.
 
-    `backlog_error` is why the backlog is not ready, `diverted_sessions` how many sessions have to go through it, and
-    `syphon` is None where none is hosted. Errors are in short: the name of their class.
+    The backlog is ready if its queues were checked, or need not be, and one is in rotation. `backlog_error` is why it
+    is not, and `backlog_message` the same in a sentence that says what to do. `diverted_sessions` is how many sessions
+    have to go through it, and `syphon` is None where none is hosted. Errors are in short: the name of their class.
     """
 
     name: str
@@ -66,6 +68,7 @@ class PairingStatus:
     backlog: tuple[BacklogQueueStatus, ...]
     backlog_is_ready: bool
     backlog_error: str | None
+    backlog_message: str | None
     diverted_sessions: int
     syphon: SyphonStatus | None
 
@@ -84,7 +87,7 @@ def status_of(
 ) -> PairingStatus:
     """The status as of now."""
     condition = Condition.FAULTED if pairing.fault else Condition.CLOSED if is_closed else Condition.OPEN
-    standby, syphon = runtime.background.standby, runtime.syphon
+    is_ready, backlog_error, backlog_message = _readiness(pairing, runtime.background.standby)
     return PairingStatus(
         name=pairing.name,
         client=pairing.client,
@@ -96,10 +99,11 @@ def status_of(
         fault=pairing.fault.reason if pairing.fault else None,
         entities=tuple(_entity(pairing, entity) for entity in pairing.entities()),
         backlog=_backlog(pairing),
-        backlog_is_ready=standby.is_ready,
-        backlog_error=_in_short(standby.error),
+        backlog_is_ready=is_ready,
+        backlog_error=_in_short(backlog_error),
+        backlog_message=backlog_message,
         diverted_sessions=pairing.diverted_sessions.count if pairing.diverted_sessions else 0,
-        syphon=syphon.status() if syphon else None,
+        syphon=runtime.syphon.status() if runtime.syphon else None,
     )
 
 
@@ -112,6 +116,19 @@ def _entity(pairing: Pairing, entity: Entity) -> EntityStatus:
         return EntityStatus(entity.path, EntityState.SUSPECT, False, now - state.since, error)
     found = EntityState.PROBATION if state.probation_until is not None else EntityState.HEALTHY
     return EntityStatus(entity.path, found, False, None, None)
+
+
+def _readiness(pairing: Pairing, standby: Standby) -> tuple[bool, BaseException | None, str | None]:
+    """Whether a message could be diverted now, as far as is known; and if not, why, also in a sentence."""
+    if not standby.is_ready:
+        return False, standby.error, standby.message
+    errors = list(pairing.retired_queues().values())
+    if len(errors) < pairing.options.backlog_queue_count:
+        return True, None, None
+    sentence = (
+        f"all {len(errors)} backlog queues are out of the rotation, the last one because of {_in_short(errors[-1])}"
+    )
+    return False, errors[-1], sentence
 
 
 def _backlog(pairing: Pairing) -> tuple[BacklogQueueStatus, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from twinbus.amqp import sections
 from twinbus.amqp.types import DecodeError
 from twinbus.ledger.recorder import NullRecorder
+from twinbus.pairing.backlog import refused_properties
 from twinbus.pairing.naming import BacklogPath, parse_backlog_path
 from twinbus.syphon.bookkeeping import Book
 from twinbus.syphon.connection import Connection
@@ -23,7 +24,11 @@ MEGABYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BacklogQueueView:
-    """A backlog queue as the secondary tells it. `is_used` says whether the clients' number of queues covers it."""
+    """A backlog queue as the secondary describes it.
+
+    `is_used` says whether the clients' number of queues covers it, `configuration_error` why they do not use it all the
+    same: it would lose or refuse messages.
+    """
 
     index: int
     path: str
@@ -32,6 +37,7 @@ class BacklogQueueView:
     dead_letters: int
     bytes: int
     max_bytes: int
+    configuration_error: str | None = None
 
     @property
     def full(self) -> float:
@@ -59,9 +65,12 @@ async def list_queues(
     Raises `azure.core.exceptions.AzureError`.
     """
     sizes: dict[str, int] = {}
+    errors: dict[str, str | None] = {}
     async for queue in administration.list_queues():
         if _index_of(queue.name, primary_name) is not None:
             sizes[queue.name] = queue.max_size_in_megabytes or 0
+            refused = next(refused_properties(queue), None)
+            errors[queue.name] = None if refused is None else "{} is {!r}: {}".format(*refused)
     found = []
     async for one in administration.list_queues_runtime_properties():
         index = _index_of(one.name, primary_name)
@@ -75,6 +84,7 @@ async def list_queues(
                     dead_letters=one.dead_letter_message_count or 0,
                     bytes=one.size_in_bytes or 0,
                     max_bytes=sizes.get(one.name, 0) * MEGABYTE,
+                    configuration_error=errors.get(one.name),
                 )
             )
     return sorted(found, key=lambda queue: queue.index)

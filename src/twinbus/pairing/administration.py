@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ssl
 import time
+from types import TracebackType
 from typing import Any
 
 import aiohttp
 from azure.core.credentials import AccessToken, AzureSasCredential
+from azure.core.pipeline import AsyncPipeline, PipelineRequest, PipelineResponse
+from azure.core.pipeline.policies import (
+    AsyncHTTPPolicy,
+    DistributedTracingPolicy,
+    HttpLoggingPolicy,
+    NetworkTraceLoggingPolicy,
+)
 from azure.core.pipeline.transport import AioHttpTransport
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 #: The service's longest duration, which stands for "for ever", and what the SDK makes of it.
 FOR_EVER = "P10675199DT2H48M5.4775807S"
@@ -42,6 +51,50 @@ class AdministrationTransport(AioHttpTransport):  # type: ignore[misc]  # the SD
         if isinstance(request.data, bytes) and _ROUNDED in request.data:
             request.set_bytes_body(request.data.replace(_ROUNDED, FOR_EVER.encode()))
         return await super().send(request, **options)
+
+
+class _Forwarding(AsyncHTTPPolicy[Any, Any]):
+    """Takes the place of the SDK's last policies, and sends with a transport of ours."""
+
+    def __init__(self, transport: AdministrationTransport, options: dict[str, Any]) -> None:
+        super().__init__()
+        self._pipeline: AsyncPipeline[Any, Any] = AsyncPipeline(
+            transport, [NetworkTraceLoggingPolicy(**options), DistributedTracingPolicy(**options), HttpLoggingPolicy()]
+        )
+
+    async def send(self, request: PipelineRequest[Any]) -> PipelineResponse[Any, Any]:
+        response = await self._pipeline.run(request.http_request, **request.context.options)
+        return PipelineResponse(request.http_request, response.http_response, request.context)
+
+
+class Administration(ServiceBusAdministrationClient):
+    """The SDK's administration client with a transport of ours, which it closes.
+
+    Before 7.15 that client ignores `transport` and `connection_verify`, while every version has `logging_policy`, the
+    last of the policies that can be replaced.
+    """
+
+    def __init__(self, *args: Any, transport: AdministrationTransport, **options: Any) -> None:
+        super().__init__(*args, logging_policy=_Forwarding(transport, options), **options)
+        self._own_transport = transport
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, traceback)
+        finally:
+            await self._own_transport.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        try:
+            await super().close()
+        finally:
+            await self._own_transport.close()
 
 
 class NoToken:

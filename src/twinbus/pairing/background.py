@@ -1,4 +1,4 @@
-"""What a pairing does by the clock: pings, the end of intervals, getting the standby ready, releasing sessions.
+"""What a pairing does by the clock: pings, the end of intervals, keeping the backlog ready, releasing sessions.
 
 Asynchronous only. For a synchronous client it runs on a loop of its own (`PrivateLoop`).
 """
@@ -19,9 +19,10 @@ from .namespaces import Namespace
 from .ping import ping
 from .policy import retires_queue
 from .scanning import SessionScanner
+from .sdk.version import attempt_bound
 from .sending._async.link import Link
 from .sessions import DivertedSessions
-from .standby import RETRY_MIN, Standby
+from .standby import Standby
 from .tasks import Tasks
 
 logger = logging.getLogger("twinbus.pairing")
@@ -46,11 +47,12 @@ class Background:
         self._forget: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
-        """Get the standby ready, or begin to keep trying, and act by the clock from now on.
+        """Get the backlog ready, or begin to keep trying, and act by the clock from now on.
 
-        Raises:
+        Raises, with the option `strict` only:
             BacklogConfigurationError: a backlog queue would lose or refuse messages.
-            BacklogNotReadyError: a namespace refused to answer; with `strict` also if it could not be asked.
+            NamespacesSwappedError: primary and secondary seem to be exchanged.
+            BacklogNotReadyError: a namespace could not be asked, or refused.
         """
         self._tasks.open()
         self._woken = asyncio.Event()
@@ -58,14 +60,14 @@ class Background:
         self._pinging = self._client(self._primary)
         self._probing = self._client(self._secondary)
         self._pairing.wake = self._wake
+        self._pairing.on_queue_missing = self._queue_missing
         self._tasks.begin(self._act_by_the_clock)
         self._tasks.begin(self._measure_lag)
         self._tasks.begin(self._tasks.repeat, self._close_idle_links, CLOSE_IDLE_EVERY)
         try:
             await self.standby.prepare()
-            if not self.standby.is_ready:
-                self._tasks.begin(self._tasks.repeat, self.standby.try_again, RETRY_MIN)
             if self._pairing.options.create_backlog:
+                self._tasks.begin(self.standby.keep_ready)
                 self._tasks.begin(self._tasks.repeat, self._duplicates.look, 0.0)
             if self._pairing.diverted_sessions is not None:
                 await self._start_scanner(self._pairing.diverted_sessions)
@@ -89,14 +91,15 @@ class Background:
         """End everything, also pings under way. Nothing is left running or open."""
         self._pairing.wake = lambda: None
         self._forget()
+        self._pairing.on_queue_missing = lambda index: None
         await self._tasks.close()
         for client in self._clients:
             await client.close()
         self._clients.clear()
 
     def _client(self, namespace: Namespace) -> ServiceBusClient:
-        # One attempt each; and the SDK bounds its own cleaning up by the same time.
-        client = namespace.async_client(retry_total=0, try_timeout=self._pairing.options.attempt_timeout)
+        # One attempt each, with a deadline of ours. The bound of the SDK holds for its cleaning up as well.
+        client = namespace.async_client(retry_total=0, **attempt_bound(self._pairing.options.attempt_timeout))
         self._clients.append(client)
         return client
 
@@ -104,6 +107,10 @@ class Background:
         """Without pings nobody would ever come back from a failover: better to say so."""
         logger.error("The background of %s has stopped", self._pairing.name, exc_info=error)
         self._pairing.set_fault("its background has stopped", error)
+
+    def _queue_missing(self, index: int) -> None:
+        """Have a backlog queue looked at that does not exist; from any thread."""
+        self._tasks.call_from_any_thread(self.standby.queue_missing, index)
 
     # ---- the clock ----
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 
@@ -20,6 +20,7 @@ from .core import Pairing
 from .errors import BacklogConfigurationError
 from .events import BacklogWarning
 from .naming import parse_backlog_path
+from .policy import Cause, cause_of
 from .recording import record, recorded
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ _CLOSED_TO_SENDERS = ("Disabled", "SendDisabled")
 # Requests under way at the same time.
 _AT_ONCE = 4
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
 
 @dataclass(frozen=True, slots=True)
 class BacklogQueue:
@@ -87,41 +91,131 @@ class ListedQueue:
 
 
 async def provision(
-    admin: ServiceBusAdministrationClient, pairing: Pairing, done: dict[int, BacklogQueue] | None = None
+    admin: ServiceBusAdministrationClient,
+    pairing: Pairing,
+    done: dict[int, BacklogQueue] | None = None,
+    before_creating: Callable[[], Awaitable[None]] | None = None,
 ) -> list[BacklogQueue]:
-    """Make the backlog queues that are missing and check those that are there.
+    """Create the backlog queues that are missing and check those that are there, which may be restored.
 
-    Several clients may do so at the same time. `done` holds the queues to leave out, and takes up those that are in
-    order, for whoever has to try again.
+    Several clients may do so at the same time. `done` holds the queues to leave out, and receives those that are in
+    order, for a caller that has to try again. `before_creating` is awaited before the first queue is created, unless
+    another one is known to exist; what it raises is raised, and nothing is created.
 
     Raises:
         BacklogConfigurationError: a queue would lose or refuse messages. All such queues leave the rotation.
         azure.core.exceptions.AzureError: the namespace could not be asked, or refused.
     """
     done = {} if done is None else done
-    turns = asyncio.Semaphore(_AT_ONCE)
-
-    async def in_turn(index: int) -> BacklogQueue:
-        async with turns:
-            return await _ensure(admin, pairing, index)
-
     indexes = [index for index in range(pairing.options.backlog_queue_count) if index not in done]
-    results = await asyncio.gather(*map(in_turn, indexes), return_exceptions=True)
+    work = _Provisioning(admin, pairing, None if done else before_creating)
+    results = await gather_in_turn(work.ensure, indexes)
     queues: list[BacklogQueue] = []
     failures: list[BaseException] = []
     for index, result in zip(indexes, results, strict=True):
         if isinstance(result, BacklogQueue):
             queues.append(result)
             done[index] = result
-            continue
-        if isinstance(result, BacklogConfigurationError):
-            pairing.queue_failed(index, result)
-            failures.insert(0, result)  # what the owner has to mend comes before what may pass
+            _restore(pairing, result)
+        elif isinstance(result, BacklogConfigurationError):
+            pairing.queue_unusable(index, result)
+            failures.insert(0, result)  # what the owner has to correct comes before what may pass
         else:
             failures.append(result)
     if failures:
-        raise failures[0]
+        raise work.objection or failures[0]
     return queues
+
+
+def _restore(pairing: Pairing, queue: BacklogQueue) -> None:
+    """Put a queue that is in order back into the rotation, if it left that because it was not.
+
+    One that is full or did not answer has to wait for its cool-down.
+    """
+    error = pairing.retired_queues().get(queue.path)
+    is_over = queue.is_new or isinstance(error, BacklogConfigurationError)
+    if error is not None and (is_over or cause_of(error) is Cause.NOT_FOUND):
+        pairing.queue_restored(queue.index)
+
+
+class _Provisioning:
+    """One pass over the backlog queues."""
+
+    def __init__(
+        self,
+        admin: ServiceBusAdministrationClient,
+        pairing: Pairing,
+        before_creating: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        self._admin = admin
+        self._pairing = pairing
+        self._before_creating = before_creating
+        self._asking = asyncio.Lock()
+        #: What `before_creating` has raised.
+        self.objection: Exception | None = None
+
+    async def ensure(self, index: int) -> BacklogQueue:
+        """The queue, created if there is none. Raises what `provision` raises."""
+        found = await self._check(index)
+        if found is None:
+            await self._ask_before_creating()
+            found = await self._create(index)
+        return found
+
+    async def _ask_before_creating(self) -> None:
+        """Ask once, on behalf of all queues, and raise its objection for each of them."""
+        async with self._asking:
+            if self._before_creating is not None:
+                try:
+                    await self._before_creating()
+                except Exception as error:
+                    self.objection = error
+                self._before_creating = None
+        if self.objection is not None:
+            raise self.objection
+
+    async def _check(self, index: int) -> BacklogQueue | None:
+        """The queue if it exists and is in order, None if there is none. Raises `BacklogConfigurationError`."""
+        path = self._pairing.queue_path(index)
+        found = await find_queue(self._admin, self._pairing, NamespaceRole.SECONDARY, path)
+        if found is None:
+            return None
+        self._before_creating = None
+        for name, value, why in refused_properties(found):
+            raise BacklogConfigurationError(path, name, value, why)
+        for name, value, expected in unexpected_properties(found):
+            message = f"{name} of the backlog queue is {value!r} where a new one would have {expected!r}; it is left so"
+            logger.warning("%s: %s", path, message)
+            self._pairing.publish(BacklogWarning(queue=path, message=message))
+        lock = found.lock_duration
+        return BacklogQueue(index, path, is_new=False, lock_duration=lock if isinstance(lock, timedelta) else MAX_LOCK)
+
+    async def _create(self, index: int) -> BacklogQueue:
+        path = self._pairing.queue_path(index)
+        try:
+            with recorded(self._pairing, OperationKind.CREATE, Stage.MANAGE, NamespaceRole.SECONDARY, path):
+                await self._admin.create_queue(path, **PROPERTIES)
+        except ResourceExistsError:
+            # Another client was faster: it is checked like any queue that was there before.
+            queue = await self._check(index)
+            if queue is None:
+                raise
+            return queue
+        logger.info("Backlog queue %s was created", path)
+        return BacklogQueue(index, path, is_new=True)
+
+
+async def gather_in_turn(
+    step: Callable[[_T], Awaitable[_R]], items: Iterable[_T], at_once: int = _AT_ONCE
+) -> list[_R | BaseException]:
+    """What `step` returns or raises for each item; at most `at_once` of them run at a time."""
+    turns = asyncio.Semaphore(at_once)
+
+    async def in_turn(item: _T) -> _R:
+        async with turns:
+            return await step(item)
+
+    return await asyncio.gather(*map(in_turn, items), return_exceptions=True)
 
 
 async def list_backlog(admin: ServiceBusAdministrationClient, pairing: Pairing) -> list[ListedQueue]:
@@ -154,32 +248,11 @@ async def _list_queues(admin: ServiceBusAdministrationClient, pairing: Pairing) 
     return found
 
 
-async def _ensure(admin: ServiceBusAdministrationClient, pairing: Pairing, index: int) -> BacklogQueue:
-    path = pairing.queue_path(index)
-    found = await _find(admin, pairing, path)
-    if found is None:
-        try:
-            with recorded(pairing, OperationKind.CREATE, Stage.MANAGE, NamespaceRole.SECONDARY, path):
-                await admin.create_queue(path, **PROPERTIES)
-            logger.info("Backlog queue %s was made", path)
-            return BacklogQueue(index, path, is_new=True)
-        except ResourceExistsError:
-            # Somebody else was faster: it is checked like any queue that was there before.
-            found = await _find(admin, pairing, path)
-            if found is None:
-                raise
-    for name, value, why in refused_properties(found):
-        raise BacklogConfigurationError(path, name, value, why)
-    for name, value, expected in unexpected_properties(found):
-        message = f"{name} of the backlog queue is {value!r} where a new one would have {expected!r}; it is left so"
-        logger.warning("%s: %s", path, message)
-        pairing.publish(BacklogWarning(queue=path, message=message))
-    lock = found.lock_duration
-    return BacklogQueue(index, path, is_new=False, lock_duration=lock if isinstance(lock, timedelta) else MAX_LOCK)
-
-
-async def _find(admin: ServiceBusAdministrationClient, pairing: Pairing, path: str) -> QueueProperties | None:
-    with recorded(pairing, OperationKind.GET, Stage.MANAGE, NamespaceRole.SECONDARY, path):
+async def find_queue(
+    admin: ServiceBusAdministrationClient, pairing: Pairing, role: NamespaceRole, path: str
+) -> QueueProperties | None:
+    """The queue with this path, None if there is none. Raises `azure.core.exceptions.AzureError`."""
+    with recorded(pairing, OperationKind.GET, Stage.MANAGE, role, path):
         try:
             return await admin.get_queue(path)
         except ResourceNotFoundError:

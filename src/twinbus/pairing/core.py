@@ -40,6 +40,7 @@ from .failover import FailoverMachine, Healthy, Routing, State, Suspect, Transit
 from .lag import LATE_SHARE, Lag
 from .naming import backlog_path, check_primary_name, entity_key
 from .options import SendAvailabilityOptions
+from .policy import Cause, cause_of
 from .rotation import Rotation, SenderChoice
 from .sending.slots import Connections
 from .sessions import DivertedSessions, SessionTurns
@@ -126,6 +127,8 @@ class Pairing:
         self.clock = clock
         #: Called, in any thread, when there is something new to wait for or to do; the background sets it.
         self.wake: Callable[[], None] = lambda: None
+        #: Called, in any thread, with the index of a backlog queue that does not exist; the background sets it.
+        self.on_queue_missing: Callable[[int], None] = lambda index: None
         #: The sessions that have to go through the backlog; None unless order within a session is kept.
         self.diverted_sessions = DivertedSessions() if options.order == "session" else None
         self.session_turns = SessionTurns()
@@ -204,9 +207,7 @@ class Pairing:
             machine.evidence.answered_at = self.clock()  # the usual case, for the price of a look
             return
         with self._lock:
-            now = self.clock()
-            machine.evidence.answered(now)
-            transitions = machine.sent_ok(now)
+            transitions = machine.sent_ok(self.clock())
         self._announce(entity, transitions)
 
     def answered(self, entity: Entity) -> None:
@@ -289,6 +290,8 @@ class Pairing:
         if is_news:
             logger.warning("Backlog queue %s leaves the rotation: %s", self.queue_path(index), type(error).__name__)
             self.publish(BacklogQueueRetired(queue=self.queue_path(index), error=error))
+        if cause_of(error) is Cause.NOT_FOUND:
+            self.on_queue_missing(index)
         self.wake()
 
     def queue_unclear(self, index: int, attempt: Attempt) -> None:
@@ -311,6 +314,21 @@ class Pairing:
         """Whether senders use a backlog queue."""
         with self._lock:
             return self._rotation.is_in_rotation(index)
+
+    def queue_unusable(self, index: int, error: BaseException) -> None:
+        """A backlog queue would lose or refuse messages: no sender uses it until `queue_restored`."""
+        with self._lock:
+            is_news = self._rotation.retire(index, self.clock(), error, is_barred=True)
+        if is_news:
+            logger.warning("Backlog queue %s is not used: %s", self.queue_path(index), error)
+            self.publish(BacklogQueueRetired(queue=self.queue_path(index), error=error))
+
+    def queue_restored(self, index: int) -> None:
+        """A backlog queue is there and in order: senders may use it again at once."""
+        with self._lock:
+            is_news = self._rotation.restore(index)
+        if is_news:
+            self._announce_restored([index])
 
     @property
     def retired_count(self) -> int:

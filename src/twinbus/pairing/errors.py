@@ -6,6 +6,7 @@
         ├── BacklogUnavailableError
         ├── BacklogConfigurationError
         ├── BacklogNotReadyError
+        ├── NamespacesSwappedError
         ├── ScheduledInBacklogError
         ├── EntityFailedOverError
         ├── AttemptTimeoutError    also an OperationTimeoutError
@@ -39,23 +40,31 @@ class PairedClientFaultedError(TwinbusError):
 
 
 class BacklogUnavailableError(TwinbusError):
-    """The primary entity cannot be used and no backlog queue took the message: it is stored nowhere.
+    """The primary entity cannot be used and no backlog queue took the message.
 
     `primary_error` is why the primary was given up (None if the failover was forced), `backlog_errors` maps the path
-    of each queue that was tried, or is out of rotation, to what went wrong there.
+    of each queue that was tried, or is out of rotation, to what went wrong there. With `may_be_accepted` an attempt got
+    no answer: the message may be stored all the same, and sent again it may arrive twice. Otherwise it is nowhere.
     """
 
     def __init__(
-        self, entity: str, primary_error: BaseException | None, backlog_errors: Mapping[str, BaseException]
+        self,
+        entity: str,
+        primary_error: BaseException | None,
+        backlog_errors: Mapping[str, BaseException],
+        *,
+        may_be_accepted: bool = False,
     ) -> None:
         primary = _in_short(primary_error) if primary_error else "failed over by hand"
         queues = "; ".join(f"{queue}: {_in_short(error)}" for queue, error in backlog_errors.items())
+        result = "may have been accepted: an attempt got no answer" if may_be_accepted else "was not accepted anywhere"
         super().__init__(
-            f"The message for '{entity}' was not accepted anywhere. Primary: {primary}."
-            f" Backlog: {queues or 'no queue was tried'}. Send it again later.",
+            f"The message for '{entity}' {result}. Primary: {primary}."
+            f" Backlog: {queues or 'no queue was tried'}. Send it again later, with the same message_id.",
             error=primary_error,
         )
         self.entity = entity
+        self.may_be_accepted = may_be_accepted
         self.primary_error = primary_error
         self.backlog_errors = dict(backlog_errors)
         self.__cause__ = next(reversed(self.backlog_errors.values()), primary_error)
@@ -76,12 +85,32 @@ class BacklogConfigurationError(TwinbusError):
 
 
 class BacklogNotReadyError(TwinbusError):
-    """At start-up the backlog could not be made ready, and the options or the answer leave no room for waiting."""
+    """At start-up the backlog could not be made ready, and the options say `strict`."""
 
     def __init__(self, reason: str, cause: BaseException) -> None:
         super().__init__(f"The backlog is not ready: {reason}. Cause: {_in_short(cause)}.", error=cause)
         self.cause = cause
         self.__cause__ = cause
+
+
+class NamespacesSwappedError(TwinbusError):
+    """Primary and secondary seem to be exchanged, and no backlog queue was created.
+
+    `queue` is a backlog queue of the secondary that exists in the primary; `missing` is the first one that the primary
+    should have in the secondary. `primary` and `secondary` are the two hosts, as they were given.
+    """
+
+    def __init__(self, primary: str, secondary: str, queue: str, missing: str) -> None:
+        super().__init__(
+            f"Primary and secondary look swapped: '{primary}', given as the primary, holds the backlog queue '{queue}',"
+            f" which belongs to '{secondary}', given as the secondary; and that one holds no backlog queue of its"
+            " primary. Nothing was created. Exchange the two. If each is meant to be the other's secondary, create"
+            f" the queue '{missing}' in '{secondary}'."
+        )
+        self.primary = primary
+        self.secondary = secondary
+        self.queue = queue
+        self.missing = missing
 
 
 class ScheduledInBacklogError(TwinbusError):
@@ -109,12 +138,15 @@ class EntityFailedOverError(TwinbusError):
 
 
 class AttemptTimeoutError(TwinbusError, OperationTimeoutError):
-    """One attempt took longer than `attempt_timeout` and was broken off. The message may have arrived all the same."""
+    """One attempt got no answer in its time and was given up.
 
-    def __init__(self, entity: str, seconds: float) -> None:
-        OperationTimeoutError.__init__(
-            self, message=f"The attempt to reach '{entity}' was broken off after {seconds:g} s."
-        )
+    The message may have arrived all the same, unless `is_unsent`: then there was not even a link.
+    """
+
+    def __init__(self, entity: str, seconds: float, *, is_unsent: bool = False) -> None:
+        what = f"No link to '{entity}' was open" if is_unsent else f"'{entity}' did not answer"
+        OperationTimeoutError.__init__(self, message=f"{what} within {seconds:.4g} s.")
+        self.is_unsent = is_unsent
         self.entity = entity
         self.seconds = seconds
 

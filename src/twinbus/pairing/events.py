@@ -74,7 +74,7 @@ class BacklogQueueRetired(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogQueueRestored(Event):
-    """A backlog queue is back in the rotation after its cool-down."""
+    """A backlog queue is back in the rotation: its cool-down is over, or it was created or corrected."""
 
     queue: str
 
@@ -136,6 +136,24 @@ class BacklogWarning(Event):
     message: str
     queue: str | None = None
     entity: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogReady(Event):
+    """The backlog is ready after a `BacklogWarning` or `NamespacesLookSwapped` said that it was not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespacesLookSwapped(Event):
+    """Primary and secondary seem to be exchanged: `queue`, in the primary, is a backlog queue of the secondary.
+
+    No backlog queue was created. `message` says what to do.
+    """
+
+    primary: str
+    secondary: str
+    queue: str
+    message: str
 
 
 Callback = Callable[[Event], None]

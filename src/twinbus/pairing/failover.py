@@ -141,6 +141,7 @@ class FailoverMachine:
 
         It does not end a failover; only a ping does.
         """
+        self.evidence.answered(now)
         transitions = self.tick(now)
         if isinstance(self.state, Suspect):
             self.state = Healthy()

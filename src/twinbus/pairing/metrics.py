@@ -72,6 +72,8 @@ class Instruments:
             "twinbus.sessions.diverted", [self._sessions], "{session}", "Sessions that go through the backlog"
         )
 
+        meter.create_observable_gauge("twinbus.lag", [self._lag], "s", "How late the client's event loop ran")
+
     def watch(self, pairing: Pairing) -> Callable[[], None]:
         with self._lock:
             self._watched.add(pairing)
@@ -113,6 +115,12 @@ class Instruments:
             count = pairing.options.backlog_queue_count - pairing.retired_count
             left[pairing.name] = min(left.get(pairing.name, count), count)
         return [self._observation(count, {"twinbus.pairing": name}) for name, count in left.items()]
+
+    def _lag(self, _: CallbackOptions) -> Iterable[Observation]:
+        latest: dict[str, float] = {}
+        for pairing in self._pairings():
+            latest[pairing.name] = max(latest.get(pairing.name, 0.0), pairing.lag.latest)
+        return [self._observation(seconds, {"twinbus.pairing": name}) for name, seconds in latest.items()]
 
     def _sessions(self, _: CallbackOptions) -> Iterable[Observation]:
         diverted: dict[str, int] = {}

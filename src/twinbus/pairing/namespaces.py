@@ -18,6 +18,7 @@ from .connection_strings import ConnectionString
 from .naming import primary_name_of
 from .sdk.tls import client_tls
 from .sdk.tokens import BoundedCredential
+from .sdk.version import check_options, development_address, has_option
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
@@ -62,17 +63,21 @@ class Namespace:
     def from_connection_string(cls, text: str, **client_options: Any) -> Namespace:
         """The namespace of a connection string, with an access key or a shared access signature.
 
+        `UseDevelopmentEmulator=true` means plain text. With azure-servicebus before 7.14, which speaks TLS only, give
+        `connection_verify` as well: it then connects to the same port over TLS.
+
         Raises:
             ValueError: a part is missing or malformed. The message never holds a key.
         """
         parts = ConnectionString.parse(text)
+        authority = parts.authority
         if not parts.use_tls:
-            client_options.setdefault("use_tls", False)
+            authority, client_options = development_address(parts.host, parts.port, client_options)
         if parts.entity_path is not None:
             client_options.setdefault("entity_name", parts.entity_path)
         if parts.signature:
-            return cls(parts.authority, AzureSasCredential(parts.signature), **client_options)
-        return cls(parts.authority, AzureNamedKeyCredential(parts.key_name, parts.key), **client_options)
+            return cls(authority, AzureSasCredential(parts.signature), **client_options)
+        return cls(authority, AzureNamedKeyCredential(parts.key_name, parts.key), **client_options)
 
     @classmethod
     def of(cls, given: NamespaceLike, **client_options: Any) -> Namespace:
@@ -121,8 +126,21 @@ class Namespace:
         """The SDK's asynchronous client."""
         return AsyncServiceBusClient(**self.async_arguments(**overrides))
 
+    def check_options(self) -> None:
+        """Refuse client options that the installed SDK would ignore: its clients cannot be made with them.
+
+        Raises:
+            ValueError: the message names the option and what to do.
+        """
+        check_options(self.client_options)
+
     def sync_arguments(self, run: Run | None = None, **overrides: Any) -> dict[str, Any]:
-        """What `ServiceBusClient`, or a class made from it, is called with."""
+        """What `ServiceBusClient`, or a class made from it, is called with.
+
+        Raises:
+            ValueError: the installed SDK would ignore an option.
+            TypeError: the credential is asynchronous, and there is no `run`.
+        """
         credential = self.credential
         if not _is_fixed(credential) and _is_async(credential):
             if run is None:
@@ -130,20 +148,21 @@ class Namespace:
             credential = _Blocking(credential, run)
         elif not _is_fixed(credential):
             credential = BoundedCredential(credential, TOKEN_TIMEOUT)
-        tls = {"ssl_context": self.tls_context()}
-        return {**self._address, "credential": credential, **self.client_options, **tls, **overrides}
+        return self._arguments(credential, overrides)
 
     def async_arguments(self, **overrides: Any) -> dict[str, Any]:
         """The same for the asynchronous client."""
-        credential = self._async_credential()
-        tls = {"ssl_context": self.tls_context()}
-        return {**self._address, "credential": credential, **self.client_options, **tls, **overrides}
+        return self._arguments(self._async_credential(), overrides)
+
+    def _arguments(self, credential: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+        tls = {"ssl_context": self.tls_context()} if has_option("ssl_context") else {}
+        options = {**self.client_options, **tls, **overrides}
+        check_options(options)
+        return {**self._address, "credential": credential, **options}
 
     def administration(self) -> ServiceBusAdministrationClient:
         """The SDK's administration client; call it where an event loop runs. One request is one attempt."""
-        from azure.servicebus.aio.management import ServiceBusAdministrationClient
-
-        from .administration import AdministrationTransport, NoToken
+        from .administration import Administration, AdministrationTransport, NoToken
 
         credential, host = self.credential, self.fully_qualified_namespace
         options: dict[str, Any] = {
@@ -155,10 +174,10 @@ class Namespace:
         if isinstance(credential, AzureNamedKeyCredential):
             name, key = credential.named_key
             text = f"Endpoint=sb://{host}/;SharedAccessKeyName={name};SharedAccessKey={key}"
-            return ServiceBusAdministrationClient.from_connection_string(text, **options)
+            return Administration.from_connection_string(text, **options)
         if signature is not None:
-            return ServiceBusAdministrationClient(host, NoToken(), **options)  # type: ignore[arg-type]
-        return ServiceBusAdministrationClient(host, self._async_credential(), **options)
+            return Administration(host, NoToken(), **options)
+        return Administration(host, self._async_credential(), **options)
 
     def tls_context(self) -> ssl.SSLContext:
         """One for all connections: the SDK would read all certificate authorities for each, plain ones too."""

@@ -103,7 +103,7 @@ class SendAvailabilityOptions:
     Beyond what the names say: `while_suspect` is what becomes of a message that failed before the failover, `ttl`
     whether time in the backlog counts, `order="session"` keeps the order within a session, `policy` decides which
     failures count. `create_backlog=False` needs no Manage right: the queues exist. `strict` makes a start-up fail if
-    the backlog cannot be checked. `primary_name` is the first part of the backlog queues' paths, where the primary's
+    the backlog is not ready. `primary_name` is the first part of the backlog queues' paths, where the primary's
     host has no name. `refuse_oversize` refuses, also while all is well, what would not fit the backlog.
 
     Raises:

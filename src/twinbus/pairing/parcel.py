@@ -28,8 +28,8 @@ from .sdk import internals
 
 #: What an entity of the Standard tier takes, in bytes: the least of all tiers.
 STANDARD_LIMIT = 256 * 1024
-#: What a batch has besides its messages, at most.
-BATCH_SIZE = 512
+# What a batch has besides its messages.
+_EMPTY_BATCH = ServiceBusMessageBatch().size_in_bytes
 # A body below this leaves enough for properties and envelope.
 _SMALL = STANDARD_LIMIT - 2 * MAX_PROPERTIES_SIZE
 # Hardly any envelope adds more to a message, whatever it has to keep.
@@ -58,6 +58,8 @@ class Parcel(ABC):
     #: How often it was tried so far, and why the primary did not take it.
     attempts = 0
     primary_error: BaseException | None = None
+    #: Whether an attempt got no answer, so that it may have been accepted.
+    is_unclear = False
     #: The form for the backlog, once it was made, and the limit that it keeps.
     _wrapped: tuple[int, Payload] | None = None
 
@@ -210,7 +212,7 @@ class Listed(Parcel):
 def batch_size(messages: Sequence[Message]) -> int:
     """The bytes of a batch of these messages."""
     sizes = [encoded_size(message) for message in messages]
-    return BATCH_SIZE + sum(size + (5 if size < 256 else 8) for size in sizes)
+    return _EMPTY_BATCH + sum(size + (5 if size < 256 else 8) for size in sizes)
 
 
 class Scheduled(Parcel):

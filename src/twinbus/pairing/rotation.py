@@ -17,10 +17,14 @@ from .naming import entity_key
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """Since when a queue is out of the rotation, and why."""
+    """Since when a queue is out of the rotation, and why.
+
+    A barred queue would lose messages: no cool-down brings it back, and it is not tried as a last resort either.
+    """
 
     since: float
     error: BaseException
+    is_barred: bool = False
 
 
 class Rotation:
@@ -44,24 +48,38 @@ class Rotation:
     def is_in_rotation(self, index: int) -> bool:
         return 0 <= index < self.count and index not in self._retired
 
-    def retire(self, index: int, now: float, error: BaseException) -> bool:
-        """Take a queue out, or start its cool-down anew; true if it was in rotation until now."""
+    def retire(self, index: int, now: float, error: BaseException, *, is_barred: bool = False) -> bool:
+        """Take a queue out, or start its cool-down again; true if it was in rotation until now.
+
+        A barred queue stays barred, whatever else fails there, until `restore`.
+        """
         if not 0 <= index < self.count:
             raise IndexError(f"there is no backlog queue {index}: they are 0 to {self.count - 1}")
-        was_retired = self._retired.pop(index, None) is not None
-        self._retired[index] = Retirement(now, error)
-        return not was_retired
+        previous = self._retired.get(index)
+        if previous is not None and previous.is_barred and not is_barred:
+            return False
+        self._retired.pop(index, None)
+        self._retired[index] = Retirement(now, error, is_barred)
+        return previous is None
+
+    def restore(self, index: int) -> bool:
+        """Take a queue back at once, also a barred one; true if it was retired until now."""
+        return self._retired.pop(index, None) is not None
 
     def tick(self, now: float) -> list[int]:
         """Take back the queues whose cool-down is over, and return them."""
-        restored = [index for index, one in self._retired.items() if now >= one.since + self.cooldown]
+        restored = [index for index, ends in self._cool_downs() if now >= ends]
         for index in restored:
             del self._retired[index]
         return restored
 
     def next_time(self) -> float | None:
-        """When `tick` will have something to take back; None if nothing is retired."""
-        return min((one.since + self.cooldown for one in self._retired.values()), default=None)
+        """When `tick` will have something to take back; None if there is no such queue."""
+        return min((ends for _, ends in self._cool_downs()), default=None)
+
+    def _cool_downs(self) -> Iterator[tuple[int, float]]:
+        """The retired queues that come back by themselves, and when."""
+        return ((index, one.since + self.cooldown) for index, one in self._retired.items() if not one.is_barred)
 
     def choose(self, random: Random, tried: Collection[int] = ()) -> int | None:
         """A queue at random among those in rotation, without those already tried; None if there is none."""
@@ -69,10 +87,13 @@ class Rotation:
         return random.choice(left) if left else None
 
     def last_resort(self, tried: Collection[int] = ()) -> int | None:
-        """If all queues are retired, the one that has been so for longest, unless it was already tried."""
+        """If all queues are retired, the one that has been so for longest, unless it was already tried.
+
+        Never a barred one: an error that the caller sees is better than a message that is lost there.
+        """
         if len(self._retired) < self.count:
             return None
-        longest = next(iter(self._retired))
+        longest = next((index for index, one in self._retired.items() if not one.is_barred), None)
         return None if longest in tried else longest
 
     def choose_for_session(self, destination: str, session: str, tried: Collection[int] = ()) -> int | None:

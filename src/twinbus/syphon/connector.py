@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable
@@ -60,6 +61,7 @@ class Connector:
         self._backoff = backoff
         self._max_failures = max_failures
         self._is_up = asyncio.Event()
+        self._hurried = asyncio.Event()
         self.on_change: list[Callable[[], None]] = []
         self.connection: Connection | None = None
         #: Why there is no connection.
@@ -81,9 +83,19 @@ class Connector:
                     await self._keep(connection)
                 if self.error is not None and self.failures == self._max_failures:
                     raise self.error.with_traceback(None)
-                await asyncio.sleep(self._backoff.next())
+                await self._pause(self._backoff.next())
         finally:
             self._is_up.clear()
+
+    async def _pause(self, seconds: float) -> None:
+        self._hurried.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurried.wait()
+
+    def hurry(self) -> None:
+        """Try to connect now, and not when the back-off is over: the other side is known to be back."""
+        self._hurried.set()
 
     async def _keep(self, connection: Connection) -> None:
         time = asyncio.get_running_loop().time

@@ -103,10 +103,11 @@ class SyphonHost:
             self._destinations.hold(key)
 
     def let_go(self, destination: str) -> None:
-        """Send to a destination again that was held back."""
+        """Send to a destination again that was held back, or is known to be back: without waiting for any back-off."""
         key = entity_key(destination)
         self._held.discard(key)
         if self._destinations is not None:
+            self._connectors[0].hurry()
             self._destinations.release(key)
 
     def report(self) -> DrainReport:

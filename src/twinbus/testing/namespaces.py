@@ -54,11 +54,9 @@ class EmbeddedNamespace:
 
     def administration_client(self) -> ServiceBusAdministrationClient:
         """The SDK's synchronous administration client for this namespace, to be closed by the caller."""
-        from azure.servicebus.management import ServiceBusAdministrationClient
+        from .administration import administration_client
 
-        return ServiceBusAdministrationClient.from_connection_string(
-            self.connection_string, connection_verify=self.ca_file
-        )
+        return administration_client(self.connection_string, self.ca_file)
 
     def create_queue(self, path: str, **properties: Any) -> None:
         """Make a queue; `properties` are those of `QueueDescription`, durations as `timedelta` or ISO 8601 text.

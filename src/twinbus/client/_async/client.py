@@ -19,7 +19,9 @@ from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Event
 from twinbus.pairing.namespaces import Namespace, NamespaceLike
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.sending._async.delivery import CLOSING
 from twinbus.pairing.sending._async.sender import PairedSender
+from twinbus.pairing.sending._async.synchronization import in_parallel
 
 from ..checking import check_pair
 from ..partnership import SIDES, Partnership
@@ -92,13 +94,15 @@ class PairedServiceBusClient:
     # ---- beginning and end ----
 
     async def start(self) -> None:
-        """Make the backlog queues that are missing, check the others, and act by the clock from now on.
+        """Create the backlog queues that are missing, check the others, and act by the clock from now on.
 
-        Neither namespace has to be up, unless the options say `strict`.
+        Neither namespace has to be up, and the secondary may refuse: what is wrong is an event, shows in `status`, and
+        is tried again in the background.
 
-        Raises:
+        Raises, with the option `strict` only:
             BacklogConfigurationError: a backlog queue would lose or refuse messages.
-            BacklogNotReadyError: a namespace refused to answer; with `strict` also if it could not be asked.
+            NamespacesSwappedError: primary and secondary seem to be exchanged.
+            BacklogNotReadyError: a namespace could not be asked, or refused.
         """
         self._check_open()
         await self._host.start()
@@ -119,7 +123,8 @@ class PairedServiceBusClient:
     async def close(self) -> None:
         """Close the senders, end pings and pumps, and close both clients of the SDK with their receivers."""
         self._is_closed = True
-        in_order: list[Any] = [*self._senders, self._host, self._primary, self._secondary]
+        await in_parallel([sender.close for sender in self._senders], 3 * CLOSING)
+        in_order: list[Any] = [self._host, self._primary, self._secondary]
         for one in in_order:
             try:
                 await one.close()
@@ -239,7 +244,11 @@ class PairedServiceBusClient:
     def list_queue_sessions(
         self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
     ) -> AsyncItemPaged[str]:
-        """The sessions of a queue of the primary, as the SDK lists them."""
+        """The sessions of a queue of the primary, as the SDK lists them.
+
+        Raises:
+            NotImplementedError: azure-servicebus is older than 7.15.
+        """
         self._check_open()
         return self._primary.list_queue_sessions(queue_name, state_updated_after=state_updated_after, timeout=timeout)
 
@@ -251,7 +260,11 @@ class PairedServiceBusClient:
         state_updated_after: datetime | None = None,
         timeout: float | None = None,
     ) -> AsyncItemPaged[str]:
-        """The sessions of a subscription of the primary, as the SDK lists them."""
+        """The sessions of a subscription of the primary, as the SDK lists them.
+
+        Raises:
+            NotImplementedError: azure-servicebus is older than 7.15.
+        """
         self._check_open()
         return self._primary.list_subscription_sessions(
             topic_name, subscription_name, state_updated_after=state_updated_after, timeout=timeout
@@ -335,7 +348,7 @@ class PairedServiceBusClient:
 async def pair_namespaces(
     primary: NamespaceLike, secondary: NamespaceLike, options: SendAvailabilityOptions | None = None, **more: Any
 ) -> PairedServiceBusClient:
-    """A paired client that is all set up: the backlog is ready, unless a namespace is down. Close it after use.
+    """A paired client that is all set up: the backlog is ready, unless its `status` says why not. Close it after use.
 
     Raises:
         Exception: what `PairedServiceBusClient` and its `start` raise.

@@ -10,6 +10,7 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBu
 
 from twinbus.ledger.recorder import NamespaceRole
 from twinbus.pairing.errors import PairedClientFaultedError
+from twinbus.pairing.sdk.version import check_method
 
 from ..partnership import Partnership
 
@@ -67,10 +68,12 @@ class PartnerClient(ServiceBusClient):
 
     def list_queue_sessions(self, *args: Any, **options: Any) -> AsyncItemPaged[str]:
         self._partnership.check(self.role)
+        check_method("list_queue_sessions")
         return super().list_queue_sessions(*args, **options)
 
     def list_subscription_sessions(self, *args: Any, **options: Any) -> AsyncItemPaged[str]:
         self._partnership.check(self.role)
+        check_method("list_subscription_sessions")
         return super().list_subscription_sessions(*args, **options)
 
 

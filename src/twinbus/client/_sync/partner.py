@@ -11,6 +11,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSen
 
 from twinbus.ledger.recorder import NamespaceRole
 from twinbus.pairing.errors import PairedClientFaultedError
+from twinbus.pairing.sdk.version import check_method
 
 from ..partnership import Partnership
 
@@ -68,10 +69,12 @@ class PartnerClient(ServiceBusClient):
 
     def list_queue_sessions(self, *args: Any, **options: Any) -> ItemPaged[str]:
         self._partnership.check(self.role)
+        check_method("list_queue_sessions")
         return super().list_queue_sessions(*args, **options)
 
     def list_subscription_sessions(self, *args: Any, **options: Any) -> ItemPaged[str]:
         self._partnership.check(self.role)
+        check_method("list_subscription_sessions")
         return super().list_subscription_sessions(*args, **options)
 
 

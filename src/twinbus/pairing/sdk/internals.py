@@ -27,7 +27,7 @@ def can_cut(sender: Any) -> bool:
 
     Otherwise calls are made in helper threads that can be abandoned.
     """
-    return _socket(sender) is not None
+    return open_socket(sender) is not None
 
 
 def cut(sender: Any) -> None:
@@ -44,7 +44,7 @@ def cut(sender: Any) -> None:
     if writer is not None:
         writer.abort()
         return
-    sock = _socket(sender)
+    sock = open_socket(sender)
     if sock is not None:
         # Not closed: another thread may be reading, and the number of a closed socket may already be another file's.
         # Not SSLSocket.shutdown either, which would let that thread go on without encryption.
@@ -52,7 +52,19 @@ def cut(sender: Any) -> None:
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def _socket(sender: Any) -> socket.socket | None:
+def http_session(sender: Any) -> Any:
+    """The session of an asynchronous sender over WebSockets, which the SDK leaves open if it could not connect.
+
+    None if there is none. Without it the garbage collector closes it, with a warning.
+    """
+    return attribute(sender, "_handler", "_connection", "_transport", "session")
+
+
+def open_socket(sender: Any) -> socket.socket | None:
+    """The socket of a synchronous sender, which the SDK leaves open when its connection broke; None if it has none.
+
+    Without it the garbage collector closes it, with a warning.
+    """
     outer = attribute(sender, "_handler", "_connection", "_transport", "sock")
     found = attribute(outer, "sock") or outer  # a WebSocket has the real one inside
     return found if isinstance(found, socket.socket) else None

@@ -8,6 +8,8 @@ from typing import Any
 
 import certifi
 
+from .deadline import seconds_left
+
 
 class ClientTls(ssl.SSLContext):
     """A context whose handshakes end. The SDK waits for one without any bound, and hides its socket meanwhile."""
@@ -15,9 +17,9 @@ class ClientTls(ssl.SSLContext):
     handshake_seconds: float
 
     def wrap_socket(self, sock: socket.socket, *arguments: Any, **options: Any) -> ssl.SSLSocket:
-        """As always, but `TimeoutError` after `handshake_seconds`."""
+        """As always, but `TimeoutError` at the deadline of the call, or after `handshake_seconds`."""
         before = sock.gettimeout()
-        sock.settimeout(self.handshake_seconds)
+        sock.settimeout(seconds_left(self.handshake_seconds) or 0.001)
         wrapped = super().wrap_socket(sock, *arguments, **options)
         wrapped.settimeout(before)
         return wrapped

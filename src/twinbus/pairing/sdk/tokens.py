@@ -8,12 +8,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from .deadline import seconds_left
+
 _lock = threading.Lock()
 _asked: dict[tuple[Any, ...], Future[Any]] = {}
 
 
 class BoundedCredential:
-    """A credential whose `get_token` raises after a number of seconds.
+    """A credential whose `get_token` raises at the deadline of the call that needs the token, or after `seconds`.
 
     Python cannot end a call of other people's code: that goes on in a thread of its own. There is at most one such
     thread for each credential, however often it is given up on, since the next one who asks waits for the same answer.
@@ -29,10 +31,11 @@ class BoundedCredential:
         Raises:
             ConnectionAbortedError: it took too long.
         """
+        seconds = seconds_left(self._seconds)
         try:
-            return _ask(self._credential, scopes, options).result(self._seconds)
+            return _ask(self._credential, scopes, options).result(seconds)
         except TimeoutError:
-            raise ConnectionAbortedError(f"no token within {self._seconds:g} s") from None
+            raise ConnectionAbortedError(f"no token within {seconds:g} s") from None
 
 
 def _ask(credential: Any, scopes: tuple[str, ...], options: dict[str, Any]) -> Future[Any]:

@@ -138,15 +138,16 @@ class Delivery:
             Exception: what the primary has against the message or its sender.
         """
         fresh = False
+        parcel.attempts += 1
         while True:
+            if not self._is_primary():
+                raise ReroutedError
             try:
                 async with self._primary.link(budget, fresh=fresh) as link:
-                    if not self._is_primary():
-                        raise ReroutedError
                     fresh = link.is_fresh
                     return await self._attempt(link, parcel, budget.after_waiting())
             except SilentError:
-                raise UnansweredError(AttemptTimeoutError(self._path, self._attempt_timeout)) from None
+                raise UnansweredError(AttemptTimeoutError(self._path, self._attempt_timeout, is_unsent=True)) from None
             except OpeningError as opening:
                 if not self._counts(opening.error):
                     raise opening.error from None
@@ -162,11 +163,11 @@ class Delivery:
         """One attempt on a link, and what it says about the entity."""
         self._check_size(parcel)
         attempt = self._place.begin()
-        parcel.attempts += 1
         try:
             numbers = await self._send(link, parcel, parcel.payload, seconds)
         except Exception as error:
             self._check_open()
+            parcel.is_unclear |= cause_of(error) is Cause.UNAVAILABLE
             is_timeout = isinstance(error, AttemptTimeoutError)
             if is_timeout or link.is_fresh or not self._counts(error):
                 is_conclusive = link.is_fresh and not (is_timeout and seconds < self._attempt_timeout)
@@ -271,7 +272,7 @@ class Delivery:
             except ReroutedError:
                 break
             except SilentError:
-                raise AttemptTimeoutError(self._path, self._attempt_timeout) from None
+                raise AttemptTimeoutError(self._path, self._attempt_timeout, is_unsent=True) from None
             except OpeningError as opening:
                 raise opening.error from None
             except Exception as error:
@@ -325,7 +326,8 @@ class Delivery:
                     pairing.publish(Diverted(entity=self._path, queue=queue, count=len(parcel.message_ids)))
                 return queue
         errors = pairing.retired_queues() | {self._pool(index).path: error for index, error in failed.items()}
-        raise BacklogUnavailableError(self._path, parcel.primary_error or self._entity.last_error, errors)
+        primary_error = parcel.primary_error or self._entity.last_error
+        raise BacklogUnavailableError(self._path, primary_error, errors, may_be_accepted=parcel.is_unclear)
 
     async def _was_provisioned(self, missing: list[int], budget: Budget) -> bool:
         """Wait a moment for queues that were not there and are being made; true if one is there now."""
@@ -350,6 +352,7 @@ class Delivery:
         """Store it in a queue; after a failure on a link that was already open, once more on a fresh one."""
         pool = self._pool(index)
         fresh = False
+        parcel.attempts += 1
         while True:
             try:
                 async with pool.link(budget, fresh=fresh) as link:
@@ -358,7 +361,7 @@ class Delivery:
                         await self._attempt_store(link, parcel, index, budget.for_backlog())
                     return
             except SilentError:
-                raise AttemptTimeoutError(pool.path, self._attempt_timeout) from None
+                raise AttemptTimeoutError(pool.path, self._attempt_timeout, is_unsent=True) from None
             except OpeningError as opening:
                 raise opening.error from None
             except Exception as error:
@@ -370,11 +373,11 @@ class Delivery:
         """One attempt on a link, and what it says about the queue."""
         payload = parcel.wrapped(_limit(self._pool(index), parcel.is_batch))
         attempt = self._queues[index].begin()
-        parcel.attempts += 1
         try:
             await self._send(link, parcel, payload, seconds, link.path)
         except Exception as error:
             self._check_open()
+            parcel.is_unclear |= cause_of(error) is Cause.UNAVAILABLE
             is_timeout = isinstance(error, AttemptTimeoutError)
             is_conclusive = link.is_fresh and not (is_timeout and seconds < self._attempt_timeout)
             if is_timeout or link.is_fresh or cause_of(error) is not Cause.UNAVAILABLE:
@@ -426,7 +429,7 @@ class Delivery:
                 async with self._pool(index).link(budget):
                     pass
             except SilentError:
-                raise AttemptTimeoutError(self._pool(index).path, self._attempt_timeout) from None
+                raise AttemptTimeoutError(self._pool(index).path, self._attempt_timeout, is_unsent=True) from None
             except OpeningError as opening:
                 raise opening.error from None
 

@@ -42,6 +42,7 @@ class Link:
         #: With these a batch is sent as it is.
         self.batch_options: dict[str, Any] = {}
         self._is_closed = False
+        self._http_session: Any = None
 
     async def open(self, seconds: float) -> None:
         """Open it. If that fails the link must be thrown away.
@@ -50,7 +51,10 @@ class Link:
             AttemptTimeoutError: it took longer.
             azure.servicebus.exceptions.ServiceBusError: what the SDK raises.
         """
-        await self.call(self._open, seconds=seconds)
+        try:
+            await self.call(self._open, seconds=seconds)
+        except AttemptTimeoutError:
+            raise AttemptTimeoutError(self.path, seconds, is_unsent=True) from None
 
     async def _open(self) -> None:
         await self.sender.__aenter__()
@@ -66,17 +70,14 @@ class Link:
             AttemptTimeoutError: it took longer.
             azure.servicebus.exceptions.ServiceBusError: what the SDK raises.
         """
-        deadline = _Deadline(seconds)
+        deadline = _Deadline(seconds, self.cut)
         try:
             result = await function(*arguments)
-        except asyncio.CancelledError:
-            if deadline.caused_cancellation():
+        except BaseException as error:
+            if deadline.stop() and isinstance(error, (Exception, asyncio.CancelledError)):
                 raise AttemptTimeoutError(self.path, seconds) from None
             raise
-        except BaseException:
-            deadline.caused_cancellation()
-            raise
-        deadline.caused_cancellation()
+        deadline.stop()
         return result
 
     @property
@@ -86,6 +87,7 @@ class Link:
 
     def cut(self) -> None:
         """Cut the connection, so that nothing more is written; `close` is still needed."""
+        self._http_session = internals.http_session(self.sender) or self._http_session
         internals.cut(self.sender)
 
     async def close(self) -> None:
@@ -93,7 +95,7 @@ class Link:
         if self._is_closed:
             return
         self._is_closed = True
-        closing = asyncio.ensure_future(self.sender.close())
+        closing = asyncio.ensure_future(self._close())
         try:
             await asyncio.wait({closing}, timeout=CLOSING)
         finally:
@@ -104,27 +106,34 @@ class Link:
                 # A broken connection may fail to say good-bye.
                 logger.debug("A link to %s did not close: %r", self.path, closing.exception())
 
+    async def _close(self) -> None:
+        await self.sender.close()
+        if self._http_session is not None:
+            await self._http_session.close()
+
 
 class _Deadline:
-    """Cancels the current task after a time, again and again until it is stopped."""
+    """Ends the current task's call after a time: cuts its connection and cancels it, again and again until stopped."""
 
-    __slots__ = ("_cancellations", "_cancelling", "_handle", "_task")
+    __slots__ = ("_cancellations", "_cancelling", "_cut", "_handle", "_task")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, cut: Callable[[], None]) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
+        self._cut = cut
         self._cancelling = task.cancelling()
         self._cancellations = 0
-        self._handle = task.get_loop().call_later(seconds, self._cancel)
+        self._handle = task.get_loop().call_later(seconds, self._expire)
 
-    def _cancel(self) -> None:
+    def _expire(self) -> None:
         self._cancellations += 1
-        self._handle = self._task.get_loop().call_later(CANCEL_AGAIN, self._cancel)
+        self._handle = self._task.get_loop().call_later(CANCEL_AGAIN, self._expire)
+        self._cut()  # first: a cancelled opening leaves its connection open and forgets it
         self._task.cancel()
 
-    def caused_cancellation(self) -> bool:
-        """Stop, and say whether the task was cancelled by this deadline and by no one else."""
+    def stop(self) -> bool:
+        """Stop; true if the time was over, and no one else has cancelled the task."""
         self._handle.cancel()
         if not self._cancellations:
             return False

@@ -9,7 +9,7 @@ the pool itself, not by its callers: one that loses patience leaves the opening 
 taken first, so that the others become idle and are closed.
 
 State, guarded by the lock of `Connections`: `_idle`, `_busy`, `_opening`, `_queued`, `_waiting`, `_waiting_for_fresh`,
-`_answered_at`, `_epoch`, `_grows_at`, `_growth_pause`, `_abandoned`, `_is_closed`.
+`_answered_at`, `_turn_came_at`, `_epoch`, `_grows_at`, `_growth_pause`, `_abandoned`, `_is_closed`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class LinkPool:
         self._queued = 0
         self._waiting: deque[_Caller] = deque()
         self._waiting_for_fresh: deque[_Caller] = deque()
-        self._answered_at = -math.inf
+        self._answered_at = self._turn_came_at = -math.inf
         self._epoch = 0
         self._grows_at = -math.inf
         self._growth_pause = GROWTH_PAUSE
@@ -173,9 +173,11 @@ class LinkPool:
                     raise SilentError from None
 
     def _is_alive_since(self, since: float) -> bool:
-        """Whether waiting makes sense: a link was answered, or the opening waits for those of other entities."""
+        """Whether waiting makes sense: a link was answered, or an opening had to wait for those of other entities."""
         is_queued = self._queued > 0 and self._queued == len(self._opening) and not self._busy
-        return self._answered_at >= since or (is_queued and self._connections.answered_at >= since)
+        if is_queued and self._connections.answered_at >= since:
+            return True
+        return max(self._answered_at, self._turn_came_at) >= since
 
     def _leave(self, caller: _Caller) -> None:
         with self._lock:
@@ -285,6 +287,7 @@ class LinkPool:
         try:
             if not self._connections.ask_to_open(turn):
                 await turn.wait()
+                self._turn_came_at = self._clock()
         except BaseException:
             self._connections.give_up_opening(turn)
             self._opening_ended(link)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 from azure.servicebus import ServiceBusSender
 
 from ...errors import AttemptTimeoutError
-from ...sdk import internals
+from ...sdk import deadline, internals
 from .watchdog import watchdog
 
 logger = logging.getLogger("twinbus.pairing")
@@ -52,6 +53,7 @@ class Link:
         self._lock = threading.Lock()
         self._is_closed = False
         self._helper: threading.Thread | None = None
+        self._socket: socket.socket | None = None
 
     def open(self, seconds: float) -> None:
         """Open it. If that fails the link must be thrown away.
@@ -60,7 +62,10 @@ class Link:
             AttemptTimeoutError: it took longer.
             azure.servicebus.exceptions.ServiceBusError: what the SDK raises.
         """
-        self._call_in_helper(self._open, seconds=seconds)
+        try:
+            self._call_in_helper(self._open, seconds=seconds)
+        except AttemptTimeoutError:
+            raise AttemptTimeoutError(self.path, seconds, is_unsent=True) from None
         self._can_cut = internals.can_cut(self.sender)
         if self._can_cut:
             watchdog.watch(self)
@@ -80,7 +85,7 @@ class Link:
         """
         if not self._can_cut:
             return self._call_in_helper(function, *arguments, seconds=seconds)
-        self.ends = ends = time.monotonic() + seconds
+        deadline.call.ends = self.ends = ends = time.monotonic() + seconds
         if ends < watchdog.next_look:
             watchdog.hurry()
         try:
@@ -90,15 +95,17 @@ class Link:
                 raise AttemptTimeoutError(self.path, seconds) from error
             raise
         finally:
-            self.ends = math.inf
+            deadline.call.ends = self.ends = math.inf
 
     def _call_in_helper(self, function: Callable[..., T], *arguments: Any, seconds: float) -> T:
         """Make a call in a thread that is abandoned when the time is over."""
         outcome: list[T] = []
         errors: list[BaseException] = []
         is_over = threading.Event()
+        ends = time.monotonic() + seconds
 
         def run() -> None:
+            deadline.call.ends = ends
             try:
                 outcome.append(function(*arguments))
             except BaseException as error:
@@ -122,7 +129,7 @@ class Link:
     def cut_overdue(self) -> None:
         """End the call that is under way: its time is over."""
         self._is_overdue = True
-        internals.cut(self.sender)
+        self._cut()
 
     def cut(self) -> None:
         """Cut the connection, so that nothing more is written; `close` is still needed."""
@@ -130,6 +137,10 @@ class Link:
             # Until it can be cut: it may not be connected yet.
             self.ends = 0.0
             watchdog.watch(self)
+        self._cut()
+
+    def _cut(self) -> None:
+        self._socket = internals.open_socket(self.sender) or self._socket
         internals.cut(self.sender)
 
     def close(self) -> None:
@@ -142,7 +153,7 @@ class Link:
         closing.start()
         closing.join(CLOSING)
         if closing.is_alive():
-            internals.cut(self.sender)
+            self._cut()
 
     def _close(self) -> None:
         if self._helper is not None:
@@ -153,3 +164,5 @@ class Link:
         except Exception as error:
             # A broken connection may fail to say good-bye.
             logger.debug("A link to %s did not close: %r", self.path, error)
+        if self._socket is not None:
+            self._socket.close()

@@ -1,0 +1,130 @@
+"""Evidence from callers that never wait: the pairing asks for itself, by a probe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+from tests.pairing.twins import Twins, eventually
+
+from twinbus import PairedServiceBusClient as SyncClient
+from twinbus import SendAvailabilityOptions
+from twinbus.aio import PairedServiceBusClient
+from twinbus.broker import Fault, Kind
+from twinbus.pairing.events import BacklogQueueRetired, Event, FailedOver, Recovered, StarvedWarning, Suspected
+
+OPTIONS = {
+    "backlog_queue_count": 3,
+    "primary_name": "contoso",
+    "attempt_timeout": 1.0,
+    "failover_interval": 2.0,
+    "ping_primary_interval": 1.0,
+}
+
+
+@pytest_asyncio.fixture
+async def twins() -> AsyncIterator[Twins]:
+    async with Twins.running() as running:
+        await running.queue("orders")
+        yield running
+
+
+def seen(client: PairedServiceBusClient | SyncClient) -> list[Event]:
+    events: list[Event] = []
+    client.on_event(events.append)
+    return events
+
+
+def kinds(events: list[Event]) -> set[type[Event]]:
+    return {type(event) for event in events}
+
+
+@pytest.mark.parametrize("how", ["timeout", "asyncio.timeout"])
+async def test_a_black_hole_is_found_though_no_caller_waits_long_enough(twins: Twins, how: str) -> None:
+    async with PairedServiceBusClient(*twins.sides(), SendAvailabilityOptions(**OPTIONS)) as client:
+        events = seen(client)
+        async with client.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("1"))
+            twins.primary.faults.add(Fault(Kind.BLACKHOLE))
+            while FailedOver not in kinds(events):
+                try:
+                    if how == "timeout":
+                        await sender.send_messages(ServiceBusMessage("2"), timeout=0.2)
+                    else:
+                        async with asyncio.timeout(0.1):
+                            await sender.send_messages(ServiceBusMessage("2"))
+                except (ServiceBusError, TimeoutError):
+                    pass
+            twins.primary.faults.clear()
+            await eventually(lambda: Recovered in kinds(events))
+
+
+async def test_a_black_hole_is_found_for_impatient_threads(twins: Twins) -> None:
+    with SyncClient(*twins.sides(), SendAvailabilityOptions(**OPTIONS)) as client:
+        events = seen(client)
+
+        def sends() -> None:
+            with client.get_queue_sender("orders") as sender:
+                sender.send_messages(ServiceBusMessage("1"))
+                twins.primary.faults.add(Fault(Kind.BLACKHOLE))
+                while FailedOver not in kinds(events):
+                    with contextlib.suppress(ServiceBusError):
+                        sender.send_messages(ServiceBusMessage("2"), timeout=0.2)
+
+        await asyncio.to_thread(sends)
+
+
+async def test_the_probe_ends_the_silence_of_callers_that_were_only_impatient(twins: Twins) -> None:
+    async with PairedServiceBusClient(*twins.sides(), SendAvailabilityOptions(**OPTIONS)) as client:
+        events = seen(client)
+        machine = client._pairing.entity("orders").machine
+        async with client.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("1"))
+            twins.primary.faults.add(Fault(Kind.SLOW, delay=0.2))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await sender.send_messages(ServiceBusMessage("2"))
+            assert machine.evidence.silent_since is not None
+            await eventually(lambda: machine.evidence.silent_since is None)
+        assert kinds(events) == set()
+
+
+async def test_a_silent_backlog_queue_is_found_and_retired(twins: Twins) -> None:
+    async with PairedServiceBusClient(*twins.sides(), SendAvailabilityOptions(**OPTIONS)) as client:
+        events = seen(client)
+        client.fail_over("orders")
+        async with client.get_queue_sender("orders") as sender:
+            receipt = await sender.send_messages(ServiceBusMessage("1"))
+            twins.secondary.faults.add(Fault(Kind.BLACKHOLE, entity=receipt.queue))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await sender.send_messages(ServiceBusMessage("2"))
+            await eventually(lambda: BacklogQueueRetired in kinds(events))
+            twins.secondary.faults.clear()
+            assert (await sender.send_messages(ServiceBusMessage("3"))).queue != receipt.queue
+
+
+async def test_a_starved_event_loop_is_no_outage(twins: Twins) -> None:
+    """The loop is blocked again and again while links are opened: nothing of that says anything about the primary."""
+    options = SendAvailabilityOptions(**{**OPTIONS, "failover_interval": 0})
+    async with PairedServiceBusClient(*twins.sides(), options) as client:
+        events = seen(client)
+        ends = time.monotonic() + 4.0
+
+        async def block() -> None:
+            while time.monotonic() < ends:
+                time.sleep(0.5)  # noqa: ASYNC251
+                await asyncio.sleep(0)
+
+        async with client.get_queue_sender("orders") as sender:
+            blocking = asyncio.create_task(block())
+            sends = [sender.send_messages(ServiceBusMessage(str(number))) for number in range(4)]
+            await asyncio.gather(*sends, blocking)
+        assert not kinds(events) & {Suspected, FailedOver, BacklogQueueRetired}
+        assert len([event for event in events if isinstance(event, StarvedWarning)]) == 1
