@@ -193,3 +193,20 @@ def test_callers_are_told_at_once_that_the_entity_is_disabled_however_many_come(
 
     bench.run(work())
     assert bench.events == []
+
+
+def test_a_call_that_waits_for_a_connection_is_not_diverted_while_others_are_answered() -> None:
+    bench = Bench(max_connections=1, max_links=1)
+    bench.primary.latencies = 0.05, 0.06
+
+    async def work() -> None:
+        first, second = bench.sender(), bench.sender()
+        before = [asyncio.create_task(first.send_messages(ServiceBusMessage("one"))) for _ in range(30)]
+        await asyncio.sleep(0.1)
+        receipt = await second.send_messages(ServiceBusMessage("two"))
+        assert receipt.route is Route.PRIMARY
+        await asyncio.gather(*before)
+        await asyncio.gather(first.close(), second.close())
+
+    bench.run(work())
+    assert bench.events == []

@@ -136,8 +136,8 @@ class _Link:
         self._wire = wire
         self._on_end = on_end
         self._loop = wire.namespace.loop
-        #: Who waits for which answer.
-        self._told: dict[OnOutcome, asyncio.Future[Any]] = {}
+        #: Who waits for which answer, about which messages.
+        self._told: dict[OnOutcome, tuple[asyncio.Future[Any], Sequence[str]]] = {}
 
     def check(self) -> None:
         if self.error is not None:
@@ -155,8 +155,11 @@ class _Link:
         self.error = error
         told, self._told = self._told, {}
         self.pending = 0
-        for tell, answer in told.items():
-            answer.cancel()
+        for tell, (answer, subjects) in told.items():
+            if not answer.cancel():
+                # It came in the same moment as the end of the link, and is not heard any more.
+                for message_id in subjects:
+                    self._wire.namespace.doubt(message_id)
             tell(error)
         self._on_end(error)
 
@@ -180,7 +183,8 @@ class _Link:
                 on_outcome(None if error is None else _lost(error))  # type: ignore[arg-type]
             self._answered()
 
-        answer = self._told[on_outcome] = self._wire.ask(request, self.path, act, subjects)
+        answer = self._wire.ask(request, self.path, act, subjects)
+        self._told[on_outcome] = answer, subjects
         answer.add_done_callback(told)
 
     def _answered(self) -> None:

@@ -16,10 +16,10 @@ from twinbus.pairing.policy import FailoverPolicy
 from .network import LATENCY, Fault, Weather
 from .scenario import PRIMARY, SECONDARY, BusySession, Deed, PlannedDeed, PlannedSend, Scenario, plain_scenario
 
-#: What a primary can have against every message without being unavailable.
-_REFUSES = frozenset({Weather.BUSY})
+#: What leaves an entity available: it asks for patience, or detaches links that no one uses.
+HARMLESS = frozenset({Weather.BUSY, Weather.IDLE})
 #: The same, unless the policy says that it counts.
-_REFUSES_TOO = frozenset({Weather.QUOTA, Weather.DISABLED})
+_REFUSES = frozenset({Weather.QUOTA, Weather.DISABLED})
 #: What can be wrong with a backlog queue, besides the weather of its namespace.
 QUEUE_STATES = (Weather.QUOTA, Weather.DISABLED, Weather.DELETED, Weather.FORBIDDEN, Weather.SLOW)
 #: The most seconds that a request, or an answer, is on its way: 200 ms for both.
@@ -70,12 +70,15 @@ def scenario_of(seed: int) -> Scenario:
         run = _with_queue_states(run, random, needs_backlog=kind is Kind.CROWD)
     if random.random() < 0.35:
         run = _starved(run, random)
+    if random.random() < 0.3:
+        at = random.uniform(0.0, run.duration)
+        run = replace(run, faults=(*run.faults, Fault(Weather.IDLE, random.choice([PRIMARY, SECONDARY]), None, at, at)))
     return _with_bursts(run, random)
 
 
 def makes_unavailable(fault: Fault, policy: FailoverPolicy) -> bool:
     """Whether an entity that the fault strikes may rightly be taken for unavailable."""
-    harmless = _REFUSES | _REFUSES_TOO if policy == FailoverPolicy.availability() else _REFUSES
+    harmless = HARMLESS | _REFUSES if policy == FailoverPolicy.availability() else HARMLESS
     return fault.weather not in harmless
 
 

@@ -16,7 +16,7 @@ from twinbus.pairing.policy import Cause, cause_of
 
 from ..history import History, Id
 from .application import Call
-from .callers import makes_unavailable
+from .callers import HARMLESS, makes_unavailable
 from .network import Fault, Weather
 from .scenario import PRIMARY, SECONDARY, Deed, Scenario
 from .virtual_time import START
@@ -25,8 +25,13 @@ from .virtual_time import START
 MARGIN = 0.05
 #: Seconds after which no answer is on its way any more that was sent before the network fell silent.
 ON_THE_WAY = 0.5
-#: What a backlog queue can say that must not reach the caller.
-_OF_A_QUEUE = frozenset({Cause.NOT_FOUND, Cause.DISABLED, Cause.QUOTA, Cause.FORBIDDEN})
+#: What a backlog queue can say that must not reach the caller, and when an entity says the same.
+_OF_A_QUEUE = {
+    Cause.NOT_FOUND: Weather.DELETED,
+    Cause.DISABLED: Weather.DISABLED,
+    Cause.QUOTA: Weather.QUOTA,
+    Cause.FORBIDDEN: Weather.FORBIDDEN,
+}
 #: After these no one can tell whether an outage should have been noticed.
 _CHANGES_ROUTES = frozenset({Deed.FAIL_OVER, Deed.FAIL_BACK, Deed.CLOSE_SENDER, Deed.CLOSE_PARTNER})
 
@@ -108,7 +113,7 @@ def _false_alarms(record: Record) -> Iterator[str]:
 def _false_retirements(record: Record) -> Iterator[str]:
     """The same for a backlog queue; before it was made it cannot take messages."""
     for at, event in record.events:
-        if not isinstance(event, BacklogQueueRetired) or record.faults(SECONDARY, event.queue, harmless=[Weather.BUSY]):
+        if not isinstance(event, BacklogQueueRetired) or record.faults(SECONDARY, event.queue, harmless=HARMLESS):
             continue
         made = record.made.get(event.queue)
         if made is not None and at > made + record.scenario.options.attempt_timeout:
@@ -131,7 +136,8 @@ def _needless_diversions(record: Record) -> Iterator[str]:
 
 def _repeated_sends(record: Record) -> Iterator[str]:
     """No call is disturbed by another one, cancelled or impatient: it is sent once."""
-    if not record.is_calm or any(fault.namespace == PRIMARY for fault in record.scenario.faults):
+    is_refusing = any(one.namespace == PRIMARY and one.weather is not Weather.IDLE for one in record.scenario.faults)
+    if not record.is_calm or is_refusing:
         return
     for call in record.calls:
         if record.is_undisturbed(call) and call.route == "primary":
@@ -146,9 +152,15 @@ def _refusals(record: Record) -> Iterator[str]:
         error = call.error
         if error is None or not record.is_undisturbed(call) or record.follows_its_session(call):
             continue
-        is_of_queue = cause_of(error) in _OF_A_QUEUE and not record.faults(PRIMARY, call.entity)
-        if (is_of_queue or isinstance(error, BacklogUnavailableError)) and _has_queue_for(record, call):
+        is_of_queue = isinstance(error, BacklogUnavailableError) or _is_word_of_a_queue(record, call, cause_of(error))
+        if is_of_queue and _has_queue_for(record, call):
             yield f"refused though a backlog queue was there: {call.name}: {error!r}"
+
+
+def _is_word_of_a_queue(record: Record, call: Call, cause: Cause) -> bool:
+    """Whether only a backlog queue can have said this, and not the primary."""
+    weather = _OF_A_QUEUE.get(cause)
+    return weather is not None and all(fault.weather is not weather for fault in record.faults(PRIMARY, call.entity))
 
 
 def _has_queue_for(record: Record, call: Call) -> bool:
@@ -158,7 +170,8 @@ def _has_queue_for(record: Record, call: Call) -> bool:
     return any(
         made <= since
         and not any(
-            START + fault.start <= call.ended and since <= START + fault.end for fault in record.faults(SECONDARY, path)
+            START + fault.start <= call.ended and since <= START + fault.end
+            for fault in record.faults(SECONDARY, path, harmless=[Weather.IDLE])
         )
         for path, made in record.made.items()
     )

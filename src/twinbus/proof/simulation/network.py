@@ -42,6 +42,7 @@ class Weather(Enum):
     FORBIDDEN = "sending forbidden"
     DETACH = "detach"
     CRASH = "crash and restart"
+    IDLE = "idle links detached"
 
 
 class Request(Enum):
@@ -173,11 +174,14 @@ class SimulatedNamespace:
         if fault.weather in (Weather.REFUSE, Weather.CRASH):
             for wire in list(self.wires):
                 wire.cut()
-        elif fault.weather is Weather.DETACH:
+        elif fault.weather in (Weather.DETACH, Weather.IDLE):
             for wire in list(self.wires):
+                if fault.weather is Weather.IDLE and not wire.is_idle:
+                    continue
                 for link in list(wire.links):
                     if fault.entity in (None, link.path):
                         link.detached()
+                        self.struck[fault.weather.value] += 1
 
     def end(self, fault: Fault) -> None:
         self.trace("over", self.name, fault.entity or "*", fault.weather.value)
@@ -192,6 +196,8 @@ class SimulatedNamespace:
             if fault.entity is not None and fault.entity != entity:
                 continue
             weather = fault.weather
+            if weather is Weather.IDLE:
+                continue
             if weather in _REFUSED and request not in _REFUSED[weather]:
                 continue
             if weather in _FICKLE and (request in _PASSES or self.random.random() >= fault.chance):
@@ -247,6 +253,11 @@ class Wire:
         self._loop = namespace.loop
         self._pending: dict[asyncio.Future[Any], None] = {}
         self._next_there = self._next_back = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer is awaited."""
+        return not self._pending
 
     def ask(
         self, request: Request, entity: str, act: Callable[[], Any], subjects: Sequence[str] = ()

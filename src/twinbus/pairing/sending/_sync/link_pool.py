@@ -10,7 +10,7 @@ the pool itself, not by its callers: one that loses patience leaves the opening 
 taken first, so that the others become idle and are closed.
 
 State, guarded by the lock of `Connections`: `_idle`, `_busy`, `_opening`, `_queued`, `_waiting`, `_waiting_for_fresh`,
-`_answered_at`, `_turn_came_at`, `_epoch`, `_grows_at`, `_growth_pause`, `_abandoned`, `_is_closed`.
+`_answered_at`, `_turn_came_at`, `_is_starved`, `_epoch`, `_grows_at`, `_growth_pause`, `_abandoned`, `_is_closed`.
 """
 
 from __future__ import annotations
@@ -118,6 +118,8 @@ class LinkPool:
         self._waiting: deque[_Caller] = deque()
         self._waiting_for_fresh: deque[_Caller] = deque()
         self._answered_at = self._turn_came_at = -math.inf
+        # Whether it has no link, and no connection was left for one.
+        self._is_starved = False
         self._epoch = 0
         self._grows_at = -math.inf
         self._growth_pause = GROWTH_PAUSE
@@ -176,7 +178,7 @@ class LinkPool:
     def _is_alive_since(self, since: float) -> bool:
         """Whether waiting makes sense: a link was answered, or an opening had to wait for those of other entities."""
         is_queued = self._queued > 0 and self._queued == len(self._opening) and not self._busy
-        if is_queued and self._connections.answered_at >= since:
+        if (is_queued or self._is_starved) and self._connections.answered_at >= since:
             return True
         return max(self._answered_at, self._turn_came_at) >= since
 
@@ -186,6 +188,7 @@ class LinkPool:
                 if caller in line:
                     line.remove(caller)
             if not self._waiting and not self._waiting_for_fresh:
+                self._is_starved = False
                 self._connections.give_up_place(self)
             link = caller.abandon()
             if link is not None and link in self._busy:
@@ -271,7 +274,10 @@ class LinkPool:
             return False
         is_first = not (self._idle or self._busy or self._opening)
         if not self._connections.reserve(self, self._clock(), is_first=is_first):
+            self._is_starved = is_first
             return False
+        if self._is_starved:
+            self._is_starved, self._turn_came_at = False, self._clock()
         try:
             link = Link(self._make(), self.path)
         except Exception as error:  # the client was closed or has faulted
