@@ -81,14 +81,14 @@ async def unknown_entity(drill: Drill, seen: Seen) -> None:
 
 @check(
     "refused: a wrong key",
-    "SDK: ServiceBusAuthenticationError, the caller's business; ours: AuthenticationFailed amqp:unauthorized-access",
+    "SDK: ServiceBusAuthenticationError, which is 'forbidden'; ours: AuthenticationFailed amqp:unauthorized-access",
 )
 async def wrong_key(drill: Drill, seen: Seen) -> None:
     site = drill.at_primary
     path = await site.queue("wrong-key")
     wrong = AzureNamedKeyCredential(site.named_key[0], new_key())
     async with site.new_client(credential=wrong) as client:
-        sdk_said(seen, await raised(sdk_send(client, path)), ServiceBusAuthenticationError, Cause.CALLER)
+        sdk_said(seen, await raised(sdk_send(client, path)), ServiceBusAuthenticationError, Cause.FORBIDDEN)
     we_were_told(seen, await raised(our_send(site, path, wrong)), AuthenticationFailed, "amqp:unauthorized-access")
 
 
@@ -113,7 +113,7 @@ async def missing_right(drill: Drill, seen: Seen) -> None:
     path = await site.queue("missing-right", authorization_rules=[rule])
     listener = AzureNamedKeyCredential(LISTENER, keys[0])
     async with site.new_client(credential=listener) as client:
-        sdk_said(seen, await raised(sdk_send(client, path)), ServiceBusAuthorizationError, Cause.CALLER)
+        sdk_said(seen, await raised(sdk_send(client, path)), ServiceBusAuthorizationError, Cause.FORBIDDEN)
     we_were_told(seen, await raised(our_send(site, path, listener)), LinkDetached, "amqp:unauthorized-access")
     async with site.exchange(path, listener) as exchange:
         await exchange.listen()

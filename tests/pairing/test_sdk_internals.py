@@ -70,7 +70,7 @@ def test_cutting_ends_an_opening_in_another_thread(bus: NamespaceThread, frozen:
     client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
     sender = client.get_queue_sender("orders")
     thread, raised = ends_with_an_error(sender.__enter__)
-    internals.cut(sender)
+    internals.cut(internals.connection(sender))
     thread.join(PATIENCE)
     assert len(raised) == 1
     sender.close()
@@ -83,8 +83,8 @@ def test_cutting_ends_a_send_on_an_open_link(bus: NamespaceThread) -> None:
     assert internals.can_cut(sender)
     bus.call(bus.namespace.faults.add, Fault(Kind.BLACKHOLE))
     thread, raised = ends_with_an_error(lambda: sender.send_messages(ServiceBusMessage("hello")))
-    sock = internals.open_socket(sender)
-    internals.cut(sender)
+    sock = internals.open_socket(internals.connection(sender))
+    internals.cut(internals.connection(sender))
     thread.join(PATIENCE)
     bus.call(bus.namespace.faults.clear)
     assert len(raised) == 1
@@ -98,7 +98,7 @@ async def test_cutting_ends_an_opening_in_another_task(bus: NamespaceThread, fro
     opening = asyncio.create_task(sender.__aenter__())
     await asyncio.wait({opening}, timeout=0.5)
     assert not opening.done()
-    internals.cut(sender)
+    internals.cut(internals.connection(sender))
     with pytest.raises(ServiceBusError):
         await opening
     await sender.close()
@@ -107,10 +107,10 @@ async def test_cutting_ends_an_opening_in_another_task(bus: NamespaceThread, fro
 def test_cutting_is_harmless_before_and_after(bus: NamespaceThread) -> None:
     sender = ServiceBusClient.from_connection_string(bus.connection_string).get_queue_sender("orders")
     assert not internals.can_cut(sender)
-    internals.cut(sender)
+    internals.cut(internals.connection(sender))
     sender.send_messages(ServiceBusMessage("hello"))
     sender.close()
-    internals.cut(sender)
+    internals.cut(internals.connection(sender))
 
 
 def test_the_limits_of_an_entity_are_known_once_it_is_open(bus: NamespaceThread) -> None:

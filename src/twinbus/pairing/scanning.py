@@ -209,7 +209,7 @@ async def _close(receiver: ServiceBusReceiver) -> None:
     except Exception as error:
         logger.debug("A receiver did not close: %s", type(error).__name__)
     finally:
-        internals.cut(receiver)
+        internals.cut(internals.connection(receiver))
 
 
 def session_of(message: ServiceBusReceivedMessage) -> Session | None:

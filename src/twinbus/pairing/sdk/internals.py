@@ -22,29 +22,37 @@ def attribute(owner: Any, *names: str) -> Any:
     return owner
 
 
+def connection(sender: Any) -> Any:
+    """The connection of a sender or receiver; None if it has none, or the SDK does not say.
+
+    The SDK forgets a connection that broke, or that could not be opened, and leaves its socket open. Without it the
+    garbage collector closes the socket, with a warning.
+    """
+    return attribute(sender, "_handler", "_connection", "_transport")
+
+
 def can_cut(sender: Any) -> bool:
     """Whether `cut` can end a call of this synchronous sender, which must be open.
 
     Otherwise calls are made in helper threads that can be abandoned.
     """
-    return open_socket(sender) is not None
+    return open_socket(connection(sender)) is not None
 
 
-def cut(sender: Any) -> None:
-    """Cut the connection of a sender or receiver at once: a call that waits for it in another thread or task fails.
+def cut(found: Any) -> None:
+    """Cut a connection at once: a call that waits for it in another thread or task fails.
 
     The public `close` would first wait and write. Without it an abandoned call ends when the SDK gives up.
     """
-    transport = attribute(sender, "_handler", "_connection", "_transport")
+    if found is None:
+        return
+    transport = attribute(found, "writer", "transport")  # asyncio over TCP
     if transport is None:
+        transport = attribute(found, "sock", "_response", "connection", "transport")  # asyncio over WebSockets
+    if transport is not None:
+        transport.abort()
         return
-    writer = attribute(transport, "writer", "transport")  # asyncio over TCP
-    if writer is None:
-        writer = attribute(transport, "sock", "_response", "connection", "transport")  # asyncio over WebSockets
-    if writer is not None:
-        writer.abort()
-        return
-    sock = open_socket(sender)
+    sock = open_socket(found)
     if sock is not None:
         # Not closed: another thread may be reading, and the number of a closed socket may already be another file's.
         # Not SSLSocket.shutdown either, which would let that thread go on without encryption.
@@ -52,22 +60,16 @@ def cut(sender: Any) -> None:
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def http_session(sender: Any) -> Any:
-    """The session of an asynchronous sender over WebSockets, which the SDK leaves open if it could not connect.
-
-    None if there is none. Without it the garbage collector closes it, with a warning.
-    """
-    return attribute(sender, "_handler", "_connection", "_transport", "session")
+def http_session(found: Any) -> Any:
+    """The HTTP session of an asynchronous connection over WebSockets, to be closed after it; None if there is none."""
+    return attribute(found, "session")
 
 
-def open_socket(sender: Any) -> socket.socket | None:
-    """The socket of a synchronous sender, which the SDK leaves open when its connection broke; None if it has none.
-
-    Without it the garbage collector closes it, with a warning.
-    """
-    outer = attribute(sender, "_handler", "_connection", "_transport", "sock")
-    found = attribute(outer, "sock") or outer  # a WebSocket has the real one inside
-    return found if isinstance(found, socket.socket) else None
+def open_socket(found: Any) -> socket.socket | None:
+    """The socket of a synchronous connection, to be closed after it; None if there is none."""
+    outer = attribute(found, "sock")
+    inner = attribute(outer, "sock") or outer  # a WebSocket has the real one inside
+    return inner if isinstance(inner, socket.socket) else None
 
 
 def max_message_size(sender: Any) -> int | None:

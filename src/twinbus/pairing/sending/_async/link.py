@@ -21,6 +21,8 @@ logger = logging.getLogger("twinbus.pairing")
 CLOSING = 5.0
 #: Seconds between two cancellations of the same call: the SDK can lose one (`asyncio.wait_for` before Python 3.12).
 CANCEL_AGAIN = 0.2
+#: Seconds between two looks at the connection of a link that is being opened.
+REMEMBER_EVERY = 0.005
 
 T = TypeVar("T")
 
@@ -42,7 +44,7 @@ class Link:
         #: With these a batch is sent as it is.
         self.batch_options: dict[str, Any] = {}
         self._is_closed = False
-        self._http_session: Any = None
+        self._connection: Any = None
 
     async def open(self, seconds: float) -> None:
         """Open it. If that fails the link must be thrown away.
@@ -51,10 +53,19 @@ class Link:
             AttemptTimeoutError: it took longer.
             azure.servicebus.exceptions.ServiceBusError: what the SDK raises.
         """
+        self._remember()
         try:
             await self.call(self._open, seconds=seconds)
         except AttemptTimeoutError:
             raise AttemptTimeoutError(self.path, seconds, is_unsent=True) from None
+        finally:
+            self._connection = internals.connection(self.sender) or self._connection
+            self._remembering.cancel()
+
+    def _remember(self) -> None:
+        """Know the connection while it is being opened: if that fails the SDK forgets it, with its socket open."""
+        self._connection = internals.connection(self.sender) or self._connection
+        self._remembering = asyncio.get_running_loop().call_later(REMEMBER_EVERY, self._remember)
 
     async def _open(self) -> None:
         await self.sender.__aenter__()
@@ -87,8 +98,8 @@ class Link:
 
     def cut(self) -> None:
         """Cut the connection, so that nothing more is written; `close` is still needed."""
-        self._http_session = internals.http_session(self.sender) or self._http_session
-        internals.cut(self.sender)
+        self._connection = internals.connection(self.sender) or self._connection
+        internals.cut(self._connection)
 
     async def close(self) -> None:
         """Close the connection; no longer than a few seconds."""
@@ -107,9 +118,14 @@ class Link:
                 logger.debug("A link to %s did not close: %r", self.path, closing.exception())
 
     async def _close(self) -> None:
-        await self.sender.close()
-        if self._http_session is not None:
-            await self._http_session.close()
+        connection = self._connection
+        try:
+            await self.sender.close()
+        finally:
+            internals.cut(connection)
+            session = internals.http_session(connection)
+            if session is not None:
+                await session.close()
 
 
 class _Deadline:

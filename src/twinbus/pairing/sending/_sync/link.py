@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +52,7 @@ class Link:
         self._lock = threading.Lock()
         self._is_closed = False
         self._helper: threading.Thread | None = None
-        self._socket: socket.socket | None = None
+        self._connection: Any = None
 
     def open(self, seconds: float) -> None:
         """Open it. If that fails the link must be thrown away.
@@ -66,6 +65,7 @@ class Link:
             self._call_in_helper(self._open, seconds=seconds)
         except AttemptTimeoutError:
             raise AttemptTimeoutError(self.path, seconds, is_unsent=True) from None
+        self._connection = internals.connection(self.sender)
         self._can_cut = internals.can_cut(self.sender)
         if self._can_cut:
             watchdog.watch(self)
@@ -140,8 +140,8 @@ class Link:
         self._cut()
 
     def _cut(self) -> None:
-        self._socket = internals.open_socket(self.sender) or self._socket
-        internals.cut(self.sender)
+        self._connection = internals.connection(self.sender) or self._connection
+        internals.cut(self._connection)
 
     def close(self) -> None:
         """Close the connection; no longer than a few seconds."""
@@ -164,5 +164,6 @@ class Link:
         except Exception as error:
             # A broken connection may fail to say good-bye.
             logger.debug("A link to %s did not close: %r", self.path, error)
-        if self._socket is not None:
-            self._socket.close()
+        sock = internals.open_socket(self._connection)
+        if sock is not None:
+            sock.close()
