@@ -15,7 +15,7 @@ from twinbus.proof.simulation.summary import simulate_all
 from twinbus.proof.simulation.virtual_time import START, StuckError, VirtualLoop
 
 RUNS = int(os.environ.get("TWINBUS_SIMULATED_RUNS", "100"))
-SEEDS = (2, 6, 41, 64, 136)
+SEEDS = (2, 6, 9, 41, 51, 64, 87, 136)
 
 
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -39,39 +39,29 @@ def test_the_same_seed_is_the_same_run_event_for_event() -> None:
     assert len({simulate(seed, trace=True).digest for seed in SEEDS}) == len(SEEDS)
 
 
-def test_a_message_set_aside_without_an_answer_is_not_overtaken_by_what_was_set_aside_behind_it() -> None:
-    assert simulate(42292).complaints == ()
+#: Seeds that once failed, and what they showed. What a seed draws moves with the code, so each finding also has a test
+#: of its own; the planted bugs have the seeds that show them now.
+ONCE_FAILED = {
+    42292: "a message whose deferral was not confirmed was overtaken by one that was deferred behind it",
+    101782: "a syphon did not wait for what a killed one held, where clocks differ",
+    100353: "a look that came late led a session back to a queue that held a copy",
+    11499: "two sends of a session went to different queues",
+    12048: "the ledger did not know of a dead letter whose answer was lost",
+    100192: "the simulation noted too late that an answer was lost",
+    46605: "the simulation drained before the last copy had arrived",
+    162: "a pool whose callers had left kept connections from the others, which opened links without end",
+    561: "closing a sender was evidence against the primary",
+    1852: "callers in line were diverted while the primary said that it was busy",
+    12512: "a link that had been idle counted as fresh, and retired a backlog queue",
+    14224: "callers in line waited for the next refusal instead of being told of the first",
+    6381: "a sender without a connection diverted its calls while others were answered",
+    281: "the simulation did not note an answer that came in the moment in which its link ended",
+}
 
 
-def test_what_a_killed_syphon_holds_is_waited_for_though_the_clocks_differ() -> None:
-    assert simulate(101782).complaints == ()
-
-
-def test_a_late_look_does_not_lead_a_session_back_to_the_queue_that_holds_a_copy() -> None:
-    assert simulate(100353).complaints == ()
-
-
-def test_what_is_sent_later_stays_behind_both_of_two_that_were_under_way_at_the_same_time() -> None:
-    assert simulate(11499).complaints == ()
-
-
-def test_the_ledger_knows_of_a_dead_letter_though_its_answer_was_lost() -> None:
-    assert simulate(12048).complaints == ()
-
-
-@pytest.mark.parametrize("seed", [100192, 100502, 100555])
-def test_a_copy_is_explained_by_an_answer_that_nobody_waits_for_any_more(seed: int) -> None:
-    """It would have come after the end of the run."""
-    result = simulate(seed)
-    assert result.complaints == ()
-    assert result.verdict is not None
-    assert result.verdict.duplicated
-
-
-@pytest.mark.parametrize("seed", [46605, 48587])
-def test_the_last_drain_begins_when_nothing_is_on_the_wire_any_more(seed: int) -> None:
-    """A copy of a send that was given up came to the backlog when the drain was over."""
-    assert simulate(seed).complaints == ()
+@pytest.mark.parametrize("seed", ONCE_FAILED)
+def test_a_seed_that_once_failed_is_good(seed: int) -> None:
+    assert simulate(seed).complaints == (), ONCE_FAILED[seed]
 
 
 def test_a_run_does_not_depend_on_whether_somebody_watches_it() -> None:
@@ -121,6 +111,22 @@ def test_a_run_that_would_not_end_is_stuck(seconds: float | None, text: str) -> 
 
     with pytest.raises(StuckError, match=text):
         VirtualLoop().run(wait(), 50)
+
+
+def test_while_the_process_is_starved_every_turn_of_the_loop_takes_time() -> None:
+    loop = VirtualLoop()
+
+    async def wait() -> list[float]:
+        loop.starve(3.0, turn_cost=1.0)
+        times = []
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            times.append(loop.time() - START)
+        return times
+
+    # The timer is looked at when a turn is over, and the task runs in the next one.
+    assert loop.run(wait(), 60) == [2.0, 3.0]
+    assert loop.starved == [(START, START + 3.0)]
 
 
 def test_a_run_that_goes_round_in_circles_is_stuck() -> None:

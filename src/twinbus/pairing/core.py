@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random, SystemRandom
 from typing import NamedTuple, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
@@ -74,8 +74,8 @@ class Entity:
         self.machine = FailoverMachine(
             options.failover_interval, options.ping_primary_interval, options.attempt_timeout
         )
-        #: The pools of links to it.
-        self.listeners: WeakSet[RouteListener] = WeakSet()
+        #: The pools of links to it, in order: a simulated run can be replayed.
+        self.listeners: WeakKeyDictionary[RouteListener, None] = WeakKeyDictionary()
         #: The last answer that no clock will change, and in which state it was given: every send asks.
         self.routed: tuple[State, Routing] = (self.machine.state, self.machine.route(0.0))
         #: Why the primary was last given up on, for events and `BacklogUnavailableError`.

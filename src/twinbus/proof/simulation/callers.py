@@ -86,7 +86,7 @@ def _with_links(run: Scenario, random: Random) -> Scenario:
     options = replace(
         run.options,
         max_links=random.choice([1, 2, 4, 16, 16]),
-        max_connections=random.choice([200, 200, 200, 4]),
+        max_connections=random.choice([200, 200, 4, 2]),
     )
     first, second = _latencies(random), _latencies(random)
     return replace(run, options=options, latencies=(first, second))
@@ -138,14 +138,21 @@ def _starved(run: Scenario, random: Random) -> Scenario:
 def _with_bursts(run: Scenario, random: Random) -> Scenario:
     """Many calls of one sender at the same time, near something that goes wrong or at any moment."""
     marks = [one.start for one in run.faults] + [one.at for one in run.deeds]
-    sends = list(run.sends)
+    sends, deeds = list(run.sends), list(run.deeds)
     for number in range(random.randint(1, 3)):
         at = random.uniform(0.0, run.duration * 0.9)
         if marks and random.random() < 0.6:
             at = min(max(0.0, random.choice(marks) + random.uniform(-0.5, 2.0)), run.duration * 0.95)
         callers = random.choices(list(BURSTS), list(BURSTS.values()))[0]
-        sends += _burst(run, random, number, at, callers)
-    return replace(run, sends=tuple(sorted(sends, key=lambda send: send.at)))
+        burst = list(_burst(run, random, number, at, callers))
+        sends += burst
+        if random.random() < 0.15:
+            deeds.append(PlannedDeed(at + random.uniform(0.0, 0.5), Deed.CLOSE_SENDER, burst[0].sender, 0.0))
+    return replace(
+        run,
+        sends=tuple(sorted(sends, key=lambda send: send.at)),
+        deeds=tuple(sorted(deeds, key=lambda deed: deed.at)),
+    )
 
 
 def _burst(run: Scenario, random: Random, number: int, at: float, callers: int) -> Iterator[PlannedSend]:

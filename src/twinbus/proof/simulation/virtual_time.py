@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
@@ -35,6 +36,17 @@ class _Jumps:
         return []
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """A task that stands in a set where its number says, and not where it happens to be in memory."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.base_events.BaseEventLoop):
     """asyncio's own loop with a clock of its own: tasks, timers and callbacks run in the order that they always do."""
 
@@ -48,6 +60,11 @@ class VirtualLoop(asyncio.base_events.BaseEventLoop):
         self._turn_cost = self._starved_until = 0.0
         #: The times during which the loop ran late, each from when to when.
         self.starved: list[tuple[float, float]] = []
+        self._numbers = itertools.count()
+        self.set_task_factory(self._new_task)
+
+    def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        return _NumberedTask(coro, next(self._numbers), loop=loop, **options)
 
     def time(self) -> float:
         return self._now

@@ -75,7 +75,7 @@ class Delivery:
             clock=pairing.clock,
             share=Budget.for_primary,
         )
-        entity.listeners.add(self._primary)
+        entity.listeners[self._primary] = None
         self._backlog_client = backlog_client
         self._options = options
         self._backlog: dict[int, LinkPool] = {}

@@ -112,8 +112,9 @@ class LinkPool:
         self._openings = Tasks()
         self._closings = Tasks()
         self._idle: list[Link] = []
-        self._busy: set[Link] = set()
-        self._opening: set[Link] = set()
+        # In order, so that a simulated run can be replayed.
+        self._busy: dict[Link, None] = {}
+        self._opening: dict[Link, None] = {}
         self._queued = 0
         self._waiting: deque[_Caller] = deque()
         self._waiting_for_fresh: deque[_Caller] = deque()
@@ -147,7 +148,7 @@ class LinkPool:
             self._check_open()
             if self._idle and not fresh:
                 link = self._idle.pop()
-                self._busy.add(link)
+                self._busy[link] = None
                 return link
             self._bind()
             caller = _Caller(self._clock())
@@ -209,7 +210,7 @@ class LinkPool:
                     self._answered_at = self._connections.answered_at = self._clock()
                 self._hand_on(link)
             else:
-                self._busy.discard(link)
+                self._busy.pop(link, None)
                 self._throw_away(link, cut=not is_good)
                 self._grow()
 
@@ -219,7 +220,7 @@ class LinkPool:
         while self._waiting and self._waiting[0].since <= starved_since:
             if self._waiting.popleft().give(link):
                 return
-        self._busy.discard(link)
+        self._busy.pop(link, None)
         # A caller that needs a fresh link needs room for it.
         is_full = bool(self._waiting_for_fresh) and len(self._idle) + len(self._busy) + 1 >= self._max_links
         if starved_since < math.inf or is_full or link.epoch != self._epoch:
@@ -285,7 +286,7 @@ class LinkPool:
             self._fail_all(error)
             return False
         link.epoch = self._epoch
-        self._opening.add(link)
+        self._opening[link] = None
         self._queued += 1
         self._openings.start(self._open, link)
         return True
@@ -322,11 +323,11 @@ class LinkPool:
             if self._is_closed or link.epoch != self._epoch:
                 self._opening_ended(link)
                 return
-            self._opening.discard(link)
+            self._opening.pop(link, None)
             self.max_batch_size, self.max_message_size = link.max_batch_size, link.max_message_size
             self._answered_at = self._connections.answered_at = self._clock()
             self._growth_pause = GROWTH_PAUSE
-            self._busy.add(link)
+            self._busy[link] = None
             while self._waiting_for_fresh:
                 if self._waiting_for_fresh.popleft().give(link):
                     break
@@ -360,7 +361,7 @@ class LinkPool:
         with self._lock:
             if link not in self._opening:
                 return  # the pool was closed
-            self._opening.discard(link)
+            self._opening.pop(link, None)
             self._throw_away(link)
             if grow:
                 self._grow()
@@ -416,7 +417,7 @@ class LinkPool:
                 self._throw_away(self._idle.pop(), cut=False)
             for links in (self._busy, self._opening):
                 while links:
-                    self._throw_away(links.pop())
+                    self._throw_away(links.popitem()[0])
         self._openings.cancel()
         self._closings.close(CLOSING)
 
