@@ -146,9 +146,9 @@ class AttemptTimeoutError(TwinbusError, OperationTimeoutError):
     def __init__(self, entity: str, seconds: float, *, is_unsent: bool = False) -> None:
         what = f"No link to '{entity}' was open" if is_unsent else f"'{entity}' did not answer"
         OperationTimeoutError.__init__(self, message=f"{what} within {seconds:.4g} s.")
-        self.is_unsent = is_unsent
         self.entity = entity
         self.seconds = seconds
+        self.is_unsent = is_unsent
 
 
 class NoFreeLinkError(TwinbusError, OperationTimeoutError):
