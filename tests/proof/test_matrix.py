@@ -45,12 +45,11 @@ def test_no_accepted_message_is_lost_whatever_goes_wrong() -> None:
 
 
 PLANTED = """
-from twinbus.pairing._async.delivery import Delivery
+from twinbus.pairing.sending._async.delivery import Delivery
 from twinbus.proof.__main__ import app
 
-async def forget(self, parcel, session, index, seconds):
-    self._backlog_line(index)
-    return True
+async def forget(self, parcel, session, index, budget):
+    self._pool(index)
 
 Delivery._store = forget  # what should go to the backlog is acknowledged, and stored nowhere
 app(["matrix", "--only", "default/refuse/primary/single/*", "--json"])
