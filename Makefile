@@ -20,7 +20,7 @@ SDK_VERSIONS ?= 7.12.3 7.13.0 7.14.3 7.15.0
 RUN_PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast test-kill test-hidden test-sdk test-spark35 proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-pipeline format constraints clean
+.PHONY: help venv check test test-fast test-kill test-hidden test-sdk test-spark35 proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-pipeline format constraints clean simulate
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -91,13 +91,16 @@ test-sdk: $(SDK_VERSIONS:%=.venv-sdk/%/.installed) ## Run the tests of pairing a
 test-spark35: $(INSTALLED_SPARK35) ## Run the tests of the pipeline on Spark 3.5
 	@.venv-spark35/bin/python -m pytest -W "ignore:distutils Version classes:DeprecationWarning" tests/pipeline tests/spark $(PYTEST)
 
-# Simulated runs, and the seed of both.
+# Simulated runs to add to those of this commit, and the seed of the matrix.
 RUNS ?= 100000
 SEED ?= 0
+simulate: $(INSTALLED) ## Add simulated runs to those of this commit: nothing may be lost (RUNS=)
+	@$(BIN)/python -m twinbus.proof simulate --continue --runs $(RUNS)
+
 proof: $(INSTALLED) ## Prove that nothing is lost: simulated runs, then faults over the real wire (RUNS=, SEED=; an hour)
 	@mkdir -p build
 	@$(BIN)/python scripts/faketime.py
-	@$(BIN)/python -m twinbus.proof simulate --seed $(SEED) --runs $(RUNS) --json > build/simulation.json
+	@$(BIN)/python -m twinbus.proof simulate --continue --runs $(RUNS) --json > build/simulation.json
 	@$(BIN)/python -m twinbus.proof matrix --seed $(SEED) --simulation build/simulation.json --write docs
 
 # How long, in seconds.

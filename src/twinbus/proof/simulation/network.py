@@ -24,6 +24,8 @@ LATENCY = 0.001, 0.03
 SLOWNESS = 0.3, 14.0
 #: How long the syphon's connection waits for the peer's word before it gives up on it.
 PATIENCE = 75.0
+#: After how long without a request a link can be detached as idle: longer than any turn of a starved process.
+IDLE_SECONDS = 12.0
 
 
 class Weather(Enum):
@@ -253,11 +255,12 @@ class Wire:
         self._loop = namespace.loop
         self._pending: dict[asyncio.Future[Any], None] = {}
         self._next_there = self._next_back = 0.0
+        self._asked_at = namespace.loop.time()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no answer is awaited."""
-        return not self._pending
+        """Whether no answer is awaited, and nothing was asked for a while."""
+        return not self._pending and self._loop.time() - self._asked_at > IDLE_SECONDS
 
     def ask(
         self, request: Request, entity: str, act: Callable[[], Any], subjects: Sequence[str] = ()
@@ -271,6 +274,7 @@ class Wire:
             self._fail(answer, self.error)
             return answer
         self._pending[answer] = None
+        self._asked_at = self._loop.time()
         self._next_there = max(self._next_there + TICK, self._loop.time() + self.namespace.latency(entity))
         self.namespace.last_arrival = max(self.namespace.last_arrival, self._next_there)
         self._loop.call_at(self._next_there, self._arrive, request, entity, act, subjects, answer)

@@ -53,6 +53,7 @@ class Summary:
         return {
             "runs": self.runs,
             "failed": len(self.failed),
+            "lost": self.words["lost"],
             "runs_with_diverted_messages": self.outages,
             "diverted": self.diverted,
             "messages": dict(self.words),
@@ -80,9 +81,9 @@ def replay_command(seed: int) -> str:
     return f"python -m twinbus.proof simulate --seed {seed} --trace"
 
 
-def simulate_all(seeds: Iterable[int]) -> Iterator[Summary]:
-    """Run one seed after the other; the summary is the same object, handed out after each."""
-    summary = Summary()
+def simulate_all(seeds: Iterable[int], summary: Summary | None = None) -> Iterator[Summary]:
+    """Run one seed after the other, and add to the summary; it is the same object, handed out after each."""
+    summary = summary or Summary()
     for seed in seeds:
         began = time.process_time()
         summary.add(simulate(seed))
