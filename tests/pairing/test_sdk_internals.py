@@ -17,8 +17,9 @@ from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
 from tests.pairing.conftest import HIDDEN
 from tests.pairing.paired import Stage, text
+from tests.sdk_connection import client_options, needs_plain_text, reachable
 
-from twinbus.broker import Fault, Kind, Namespace, NamespaceConfig, QueueDescription
+from twinbus.broker import Fault, Kind, QueueDescription
 from twinbus.broker.background import NamespaceThread
 from twinbus.broker.certificate import Certificate, server_context
 from twinbus.broker.faults import Operation
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.skipif(HIDDEN, reason="these are about what the others 
 @pytest.fixture(scope="module")
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceThread]:
     folder = tmp_path_factory.mktemp("certificates")
-    with NamespaceThread(lambda: Namespace(NamespaceConfig("contoso", port=0), certificate_folder=folder)) as running:
+    with NamespaceThread(lambda: reachable("contoso", certificate_folder=folder)) as running:
         running.run(running.namespace.create(QueueDescription("orders")))
         yield running
 
@@ -66,8 +67,11 @@ def ends_with_an_error(call: Any) -> tuple[threading.Thread, list[BaseException]
     return thread, raised
 
 
+@needs_plain_text
 def test_cutting_ends_an_opening_in_another_thread(bus: NamespaceThread, frozen: None) -> None:
-    client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
+    client = ServiceBusClient.from_connection_string(
+        bus.connection_string, retry_total=0, **client_options(bus.namespace)
+    )
     sender = client.get_queue_sender("orders")
     thread, raised = ends_with_an_error(sender.__enter__)
     internals.cut(internals.connection(sender))
@@ -77,7 +81,9 @@ def test_cutting_ends_an_opening_in_another_thread(bus: NamespaceThread, frozen:
 
 
 def test_cutting_ends_a_send_on_an_open_link(bus: NamespaceThread) -> None:
-    client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
+    client = ServiceBusClient.from_connection_string(
+        bus.connection_string, retry_total=0, **client_options(bus.namespace)
+    )
     sender = client.get_queue_sender("orders")
     sender.send_messages(ServiceBusMessage("hello"))
     assert internals.can_cut(sender)
@@ -92,8 +98,11 @@ def test_cutting_ends_a_send_on_an_open_link(bus: NamespaceThread) -> None:
     sock.close()
 
 
+@needs_plain_text
 async def test_cutting_ends_an_opening_in_another_task(bus: NamespaceThread, frozen: None) -> None:
-    client = AsyncServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
+    client = AsyncServiceBusClient.from_connection_string(
+        bus.connection_string, retry_total=0, **client_options(bus.namespace)
+    )
     sender = client.get_queue_sender("orders")
     opening = asyncio.create_task(sender.__aenter__())
     await asyncio.wait({opening}, timeout=0.5)
@@ -105,7 +114,9 @@ async def test_cutting_ends_an_opening_in_another_task(bus: NamespaceThread, fro
 
 
 def test_cutting_is_harmless_before_and_after(bus: NamespaceThread) -> None:
-    sender = ServiceBusClient.from_connection_string(bus.connection_string).get_queue_sender("orders")
+    sender = ServiceBusClient.from_connection_string(
+        bus.connection_string, **client_options(bus.namespace)
+    ).get_queue_sender("orders")
     assert not internals.can_cut(sender)
     internals.cut(internals.connection(sender))
     sender.send_messages(ServiceBusMessage("hello"))
@@ -114,7 +125,7 @@ def test_cutting_is_harmless_before_and_after(bus: NamespaceThread) -> None:
 
 
 def test_the_limits_of_an_entity_are_known_once_it_is_open(bus: NamespaceThread) -> None:
-    with ServiceBusClient.from_connection_string(bus.connection_string) as client:
+    with ServiceBusClient.from_connection_string(bus.connection_string, **client_options(bus.namespace)) as client:
         sender = client.get_queue_sender("orders")
         assert internals.max_message_size(sender) is None
         sender.send_messages(ServiceBusMessage("hello"))
@@ -125,7 +136,7 @@ def test_the_limits_of_an_entity_are_known_once_it_is_open(bus: NamespaceThread)
 
 def test_what_is_in_a_batch_of_the_sdks_own_is_told(bus: NamespaceThread) -> None:
     with (
-        ServiceBusClient.from_connection_string(bus.connection_string) as client,
+        ServiceBusClient.from_connection_string(bus.connection_string, **client_options(bus.namespace)) as client,
         client.get_queue_sender("orders") as sender,
     ):
         batch = sender.create_message_batch()
@@ -148,6 +159,7 @@ def authorities(bus: NamespaceThread) -> str:
     return str(bus.namespace.certificate.ca_file)
 
 
+@needs_plain_text
 @pytest.mark.parametrize("transport", [TransportType.Amqp, TransportType.AmqpOverWebsocket])
 def test_a_handshake_ends_at_the_deadline_of_the_call(
     bus: NamespaceThread, frozen: None, transport: TransportType
@@ -165,6 +177,7 @@ def test_a_handshake_ends_at_the_deadline_of_the_call(
     sender.close()
 
 
+@needs_plain_text
 @pytest.mark.parametrize("transport", [TransportType.Amqp, TransportType.AmqpOverWebsocket])
 @pytest.mark.parametrize("wrong", ["authority", "name"])
 def test_the_certificate_and_the_name_of_the_host_are_checked(
@@ -200,7 +213,7 @@ def without_internals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_batch_of_the_sdks_own_cannot_be_diverted_and_says_so(bus: NamespaceThread, without_internals: None) -> None:
     with (
-        ServiceBusClient.from_connection_string(bus.connection_string) as client,
+        ServiceBusClient.from_connection_string(bus.connection_string, **client_options(bus.namespace)) as client,
         client.get_queue_sender("orders") as sender,
     ):
         batch = sender.create_message_batch()
