@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from twinbus.pairing.policy import FailoverPolicy
 
 from .matrix_bench import ProfileName
 from .matrix_cells import WORKS, Cell, Where, Work
 from .matrix_children import CHILD_SESSIONS, KilledSender, KilledSyphon, StoppedSyphon
+from .matrix_crowd import CROWD_SESSIONS, Blocked, Crowd, Crowds, LastCalls, QueueState, Spinning
 from .matrix_processes import faketime_library
 from .matrix_spark import KilledSpark, has_spark
 from .matrix_troubles import (
@@ -37,8 +38,9 @@ from .proxy_frames import Point
 #: When a fault strikes: while senders send, or while the syphon brings a backlog home and senders pause.
 Phase = Literal["send", "drain"]
 #: Beyond what holds for every cell. stays: no entity fails over and nothing is diverted. errors: nothing is accepted
-#: while it lasts. diverts: something is.
-Promise = Literal["", "stays", "errors", "diverts"]
+#: while it lasts. diverts: something is. no alarm: nothing is suspected, failed over or retired. calm: the same, and
+#: calls without a timeout are sent once, to the primary. takes: no call raises. fails over: it does, while it lasts.
+Promise = Literal["", "stays", "errors", "diverts", "no alarm", "calm", "takes", "fails over"]
 
 BENCHES: tuple[ProfileName, ...] = ("default", "azure", "impatient", "clock")
 BOTH_PROFILES: tuple[ProfileName, ...] = ("default", "azure")
@@ -48,6 +50,7 @@ SECONDARY: tuple[Where, ...] = ("secondary",)
 EITHER: tuple[Where, ...] = ("primary", "secondary")
 JUMP = 300  # seconds by which a clock is set, less than the window of duplicate detection
 AT_ONCE: tuple[Work, ...] = ("single", "batch", "topic", "session")
+IN_CROWDS: tuple[Work, ...] = ("single", "session")
 LIFE = 4.0  # seconds a message may live where that is the point
 
 
@@ -66,6 +69,10 @@ class Entry:
     #: Whether the client of the cell hosts the syphon.
     hosts_syphon: bool = True
     more_sessions: tuple[str, ...] = ()
+    #: Whether calls have timeouts so short that they may rightly be diverted.
+    is_impatient: bool = False
+    #: Options of the pairing that differ from those of other cells.
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _network() -> list[Entry]:
@@ -172,6 +179,73 @@ def _processes() -> list[Entry]:
     ]
 
 
+def _crowd(name: str, crowd: Crowd, where: tuple[Where, ...] = PRIMARY, **more: Any) -> Entry:
+    given: dict[str, Any] = {"promise": "calm", "works": IN_CROWDS, "make": lambda: Crowds(crowd), **more}
+    return Entry(
+        name,
+        where=where,
+        more_sessions=CROWD_SESSIONS,
+        is_impatient=crowd.timeouts is not None,
+        # Longer than a busy machine is late: what is tried is not how fast it is.
+        options=given.pop("options", {"attempt_timeout": 5.0}),
+        **given,
+    )
+
+
+def _crowds() -> list[Entry]:
+    """One sender and many callers. Where nothing is wrong with a namespace, nothing may come of what they do."""
+    impatient, brief = (0.001, 0.05), (0.1, 0.5)
+    short = {"attempt_timeout": 2.0}
+    return [
+        _crowd("callers-8-30ms", Crowd(8, 0.03), EITHER),
+        _crowd("callers-8-200ms", Crowd(8, 0.2), EITHER),
+        _crowd("callers-64-30ms", Crowd(64, 0.03), EITHER),
+        _crowd("callers-64-200ms", Crowd(64, 0.2), EITHER),
+        _crowd("callers-8-cancelled", Crowd(8, 0.2, cancelled=0.5), EITHER),
+        _crowd("callers-64-cancelled", Crowd(64, 0.2, cancelled=0.5), EITHER),
+        _crowd("callers-8-impatient", Crowd(8, 0.03, timeouts=impatient), EITHER, options=short),
+        _crowd("callers-64-impatient", Crowd(64, 0.2, timeouts=brief), EITHER, options=short),
+        _crowd("callers-blocked", Crowd(8), make=lambda: Blocked(Crowd(8)), promise="no alarm", options=short),
+        _crowd("callers-starved", Crowd(8), make=lambda: Spinning(Crowd(8)), promise="no alarm", options=short),
+        _outage("outage-64-callers", Crowd(64, 0.03), Weather.REFUSE, "diverts"),
+        _outage("outage-64-cancelled", Crowd(64, 0.03, cancelled=0.5), Weather.REFUSE, "diverts"),
+        _outage("black-hole-64-callers", Crowd(64, 0.03), Weather.BLACK_HOLE, "diverts"),
+        _outage("black-hole-8-impatient", Crowd(8, 0.03, timeouts=brief), Weather.BLACK_HOLE, "fails over"),
+        _crowd(
+            "black-hole-last-calls",
+            Crowd(8),
+            make=lambda: LastCalls(Crowd(8), Weather.BLACK_HOLE),
+            promise="fails over",
+            works=("single",),
+            options=short,
+        ),
+    ]
+
+
+def _outage(name: str, crowd: Crowd, weather: Weather, promise: Promise) -> Entry:
+    return _crowd(name, crowd, make=lambda: Crowds(crowd, weather), promise=promise, options={})
+
+
+def _queue_states() -> list[Entry]:
+    """One of two backlog queues is in a bad state during an outage of the primary. The other one takes messages."""
+    states = {
+        "full": lambda: QueueState("fill"),
+        "disabled": lambda: QueueState("disable"),
+        "deleted": lambda: QueueState("reject", ("attach", "send"), condition="amqp:not-found"),
+        "forbidden": lambda: QueueState("reject", ("attach", "send"), condition="amqp:unauthorized-access"),
+        "slow": lambda: QueueState("slow", ("send",), delay=3.0),
+    }
+    return [
+        entry
+        for name, make in states.items()
+        for entry in (
+            Entry(f"queue-{name}", make, SECONDARY, promise="takes", works=("single", "batch")),
+            # A session stays with the queue that has its messages: rather an error than out of order.
+            Entry(f"queue-{name}-in-order", make, SECONDARY, works=("session",)),
+        )
+    ]
+
+
 def _clocks() -> list[Entry]:
     """Clocks are set only where there is a library for it, which is no package of Python."""
     if faketime_library() is None:
@@ -194,7 +268,15 @@ def _spark() -> list[Entry]:
     ]
 
 
-CATALOGUE: list[Entry] = [*_network(), *_namespace(), *_processes(), *_spark(), *_clocks()]
+CATALOGUE: list[Entry] = [
+    *_network(),
+    *_namespace(),
+    *_crowds(),
+    *_queue_states(),
+    *_processes(),
+    *_spark(),
+    *_clocks(),
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from .checker import NotDrainedError, check
 from .matrix_bench import POLL, Bench, until
-from .matrix_catalogue import Entry, Plan
+from .matrix_catalogue import Entry, Plan, Promise
 from .matrix_cells import Result
 from .matrix_traffic import Traffic
 from .matrix_troubles import Stage
@@ -46,6 +46,7 @@ class Round:
                 syphon=entry.hosts_syphon,
                 policy=entry.policy(),
                 more_sessions=entry.more_sessions,
+                options=entry.options,
             )
             for index, cell in enumerate(plan.cells)
         ]
@@ -131,7 +132,7 @@ class Round:
         if is_drain:
             await self._end_outage()
         await self._fired()
-        if not is_drain:
+        if not is_drain and not self._trouble.pauses_senders:
             await until(lambda: all(one.has_each(STRUCK, one.ended) for one in self._traffics), STRIKING)
             await self._each("its senders got no answer", lambda one: one.has_each(1, one.ended))
 
@@ -158,8 +159,7 @@ class Round:
         for traffic in self._traffics:
             result = self._results[traffic.name]
             result.fired = await self._trouble.fired(traffic)
-            if self._entry.promise == "errors" and traffic.accepted.total():
-                result.problems.append(f"{traffic.accepted.total()} calls were accepted while it could not be")
+            result.problems += _broken_while_struck(self._entry.promise, traffic)
         await self._trouble.repair(self._stage)
         await self._end_outage()
         for traffic in self._traffics:
@@ -186,6 +186,7 @@ class Round:
         if not result.fired:
             result.problems.append("the fault never fired")
         _check_promise(entry, traffic, result)
+        result.problems += _wrong_calls(entry.promise, traffic, self._trouble.wrong(traffic))
         try:
             verdict = result.verdict = check(traffic.history)
         except NotDrainedError as error:
@@ -198,8 +199,42 @@ class Round:
             result.problems.append(f"{len(verdict.duplicated)} duplicated, though the entity detects duplicates")
 
 
+def _broken_while_struck(promise: Promise, traffic: Traffic) -> Iterator[str]:
+    """What is not as promised at the end of the fault."""
+    if promise == "errors" and traffic.accepted.total():
+        yield f"{traffic.accepted.total()} calls were accepted while it could not be"
+    if promise == "takes" and traffic.raised.total():
+        yield f"{traffic.raised.total()} calls raised while a backlog queue took messages: {dict(traffic.refused)}"
+    if promise == "fails over" and not traffic.alarms["FailedOver"]:
+        yield "it did not fail over"
+    if promise in ("calm", "no alarm"):
+        yield from _false_alarms(traffic)
+
+
+def _false_alarms(traffic: Traffic) -> Iterator[str]:
+    # Where the backlog is at stake the primary is away on purpose.
+    is_primary = traffic.cell.where == "primary"
+    alarms = {name: count for name, count in traffic.alarms.items() if is_primary or name == "BacklogQueueRetired"}
+    if alarms:
+        yield f"false alarm: {alarms}"
+
+
+def _wrong_calls(promise: Promise, traffic: Traffic, wrong: Mapping[str, int]) -> Iterator[str]:
+    """What callers of a crowd were promised and did not get."""
+    if promise == "no alarm":
+        return
+    for what, count in wrong.items():
+        is_always_wrong = "timeout raised" not in what and "timeout diverted" not in what and "sent again" not in what
+        is_of_primary = "diverted" in what or "sent again" in what
+        if is_always_wrong or (promise == "calm" and (traffic.cell.where == "primary" or not is_of_primary)):
+            yield f"{count} {what}"
+
+
 def _check_promise(entry: Entry, traffic: Traffic, result: Result) -> None:
-    if entry.promise == "stays" and (traffic.failovers or traffic.diverted):
+    if entry.promise in ("calm", "no alarm"):
+        result.problems += _false_alarms(traffic)
+    is_calm = entry.promise == "calm" and traffic.cell.where == "primary" and not entry.is_impatient
+    if (is_calm or entry.promise == "stays") and (traffic.failovers or traffic.diverted):
         result.problems.append(f"{traffic.failovers} failovers and {traffic.diverted} diverted, and no reason for any")
     if entry.promise == "diverts" and not traffic.diverted:
         result.problems.append("nothing was diverted")

@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -16,7 +16,16 @@ from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import EntityStatus
 
-from twinbus import Event, FailedOver, Route, SendAvailabilityOptions, SyphonOptions
+from twinbus import (
+    BacklogQueueRetired,
+    Diverted,
+    Event,
+    FailedOver,
+    Route,
+    SendAvailabilityOptions,
+    Suspected,
+    SyphonOptions,
+)
 from twinbus.aio import PairedServiceBusClient
 from twinbus.pairing.backlog import PROPERTIES
 from twinbus.pairing.naming import BACKLOG_MARK, backlog_path
@@ -40,7 +49,6 @@ LOCK = timedelta(seconds=5)
 SESSION_LOCK = timedelta(minutes=1)  # it is never renewed, and must outlast the cell
 BACK_OFF = 0.5  # seconds before a receiver tries again
 CLOSING = 5.0
-BREATH = 1.0  # seconds
 #: How the pairing of a cell differs from the defaults: all of it an application may do, so that minutes are seconds.
 OPTIONS: dict[str, Any] = {
     "backlog_queue_count": BACKLOG_QUEUES,
@@ -63,6 +71,7 @@ class Traffic:
         syphon: bool = True,
         policy: FailoverPolicy | None = None,
         more_sessions: tuple[str, ...] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.cell = cell
         self.name = self.entity = name
@@ -75,8 +84,8 @@ class Traffic:
         self._random = random.Random(f"{cell.seed} {cell.name}")
         #: Seconds that messages may live which are sent from now on.
         self.time_to_live: float | None = None
-        options = SendAvailabilityOptions(
-            **OPTIONS,
+        given = SendAvailabilityOptions(
+            **{**OPTIONS, **(options or {})},
             primary_name=name,
             enable_syphon=syphon,
             order="session" if cell.work == "session" else None,
@@ -84,7 +93,7 @@ class Traffic:
             policy=policy or FailoverPolicy.availability(),
         )
         self._client = PairedServiceBusClient.from_connection_strings(
-            bench.primary.connection_string, bench.secondary.connection_string, options=options, retry_total=0
+            bench.primary.connection_string, bench.secondary.connection_string, options=given, retry_total=0
         )
         self._may_send = asyncio.Event()
         self._is_over = False
@@ -111,6 +120,10 @@ class Traffic:
         self.dawdles = False
         self.diverted = 0
         self.failovers = 0
+        #: Alarms since `mark`, by the name of the event.
+        self.alarms: Counter[str] = Counter()
+        #: The backlog queue that took the last message.
+        self.last_queue: str | None = None
         #: The last moment at which the backlog had no dead letters.
         self.without_dead_letters = 0.0
 
@@ -168,6 +181,10 @@ class Traffic:
 
     def _on_event(self, event: Event) -> None:
         self.failovers += isinstance(event, FailedOver)
+        if isinstance(event, (Suspected, FailedOver, BacklogQueueRetired)):
+            self.alarms[type(event).__name__] += 1
+        if isinstance(event, Diverted):
+            self.last_queue = event.queue
 
     # ---- senders ----
 
@@ -199,6 +216,7 @@ class Traffic:
         self.direct.clear()
         self.accepted.clear()
         self.raised.clear()
+        self.alarms.clear()
 
     def has_each(self, calls: int, what: Callable[[int], int]) -> bool:
         """Whether every sender has so many calls, as `what` counts them, or has died of an error of its own."""
@@ -207,9 +225,18 @@ class Traffic:
     def ended(self, number: int) -> int:
         return self.accepted[number] + self.raised[number]
 
-    async def _send(self, number: int) -> None:
+    def new_sender(self) -> Any:
+        """Another sender to the entity. It is closed with the client."""
         make = self._client.get_topic_sender if self.cell.work == "topic" else self._client.get_queue_sender
-        sender = make(self.entity)
+        return make(self.entity)
+
+    def acknowledge(self, message: ServiceBusMessage, route: Route) -> None:
+        """A message of somebody else's was accepted."""
+        self.history.acknowledge(self.entity, str(message.message_id), route.value, at=time.time())
+        self.diverted += route is Route.BACKLOG
+
+    async def _send(self, number: int) -> None:
+        sender = self.new_sender()
         count = 0
         while not self._is_over:
             await self._may_send.wait()
@@ -331,36 +358,14 @@ class Traffic:
     # ---- the end of it ----
 
     async def go_home(self, calls: int, seconds: float) -> bool:
-        """Whether every sender gets to the primary again, so many calls in a row.
-
-        A session stays diverted for as long as any of it is in the backlog, so its senders have to draw breath.
-        """
-        if self.cell.work == "session":
-            # For a while they go on as the backlog is brought home: that is when order is at stake.
-            await asyncio.sleep(BREATH)
-            await self._draw_breath(seconds)
-        await until(lambda: self.has_each(calls, self.direct.__getitem__), seconds)
+        """Whether every sender gets to the primary again, so many calls in a row, while it goes on sending."""
+        await self.get_through(calls, seconds)
         self.pause()
         return self.has_each(calls, self.direct.__getitem__)
 
     async def get_through(self, calls: int, seconds: float) -> bool:
-        """Whether every sender gets to the primary, so many calls in a row, before anything has gone wrong.
-
-        A machine that is slow to start may divert a session, which then stays so for as long as nobody draws breath.
-        """
-
-        def all_got_through() -> bool:
-            return self.has_each(calls, self.direct.__getitem__)
-
-        if not await until(all_got_through, seconds / 4) and self.cell.work == "session":
-            await self._draw_breath(seconds)
-        return await until(all_got_through, seconds)
-
-    async def _draw_breath(self, seconds: float) -> None:
-        self.pause()
-        await until(lambda: self.is_idle and not self._client.status().diverted_sessions, seconds)
-        self.mark()
-        self.resume()
+        """Whether every sender gets to the primary, so many calls in a row."""
+        return await until(lambda: self.has_each(calls, self.direct.__getitem__), seconds)
 
     @property
     def places(self) -> list[str]:

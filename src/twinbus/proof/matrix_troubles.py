@@ -49,6 +49,8 @@ class Trouble(ABC):
 
     #: Whether receivers may go on with the connections they have when it is over.
     spares_receivers = False
+    #: Whether the senders of the cells pause while it lasts.
+    pauses_senders = False
     #: How long it may take until it has struck every cell.
     firing_seconds = 40.0
 
@@ -66,6 +68,10 @@ class Trouble(ABC):
     @abstractmethod
     async def fired(self, traffic: Traffic) -> int:
         """How often it has really struck something of a cell."""
+
+    def wrong(self, traffic: Traffic) -> dict[str, int]:
+        """What happened to callers of its own that must not be while all is well, and how often."""
+        return {}
 
 
 class Ambushes(Trouble):
@@ -143,9 +149,13 @@ class BrokerFaults(Trouble):
         self._reconnect = reconnect
         self._ids: dict[str, list[tuple[Station, int]]] = defaultdict(list)
 
+    def targets(self, stage: Stage, traffic: Traffic) -> list[tuple[Station, str]]:
+        """Where it strikes a cell."""
+        return stage.targets(traffic)
+
     async def strike(self, stage: Stage) -> None:
         for traffic in stage.traffics:
-            for station, path in stage.targets(traffic):
+            for station, path in self.targets(stage, traffic):
                 seed = traffic.cell.seed
                 answer = await station.namespace.control(
                     "POST", "faults", {**self._fault, "entity": path, "seed": seed}
