@@ -16,6 +16,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusError
 from tests.pairing.test_backlog import OURS, PATH
 from tests.pairing.twins import USER, Events, Twins, down, eventually, operations
+from tests.sdk_connection import address_options, needs_plain_text
 
 from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Namespace, QueueDescription
 from twinbus.ledger.recorder import NamespaceRole, OperationKind
@@ -47,7 +48,7 @@ class Key:
         policy = namespace.policy("RootManageSharedAccessKey")
         self._name, self._key = policy.name, policy.primary_key
         self._credential = AzureNamedKeyCredential(self._name, self._key)
-        self.side = Side(f"{namespace.host}:{namespace.port}", self._credential, use_tls=False)
+        self.side = Side(f"{namespace.host}:{namespace.port}", self._credential, **address_options(namespace))
         if not is_right:
             self.rotate()
 
@@ -148,6 +149,7 @@ async def forbidding() -> AsyncIterator[Side]:
         await runner.cleanup()
 
 
+@needs_plain_text
 async def test_a_403_is_an_event_too(twins: Twins) -> None:
     pairing = twins.pairing()
     async with forbidding() as side, started(pairing, twins.sides()[0], side) as (background, events):
@@ -239,6 +241,7 @@ async def test_strict_a_missing_manage_right_fails_the_start_and_says_what_to_do
     assert "create_backlog=False" in str(error)
 
 
+@needs_plain_text
 async def test_strict_a_403_fails_the_start(twins: Twins) -> None:
     async with forbidding() as side:
         error = await refuses(twins.pairing(strict=True), twins.sides()[0], side)
