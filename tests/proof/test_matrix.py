@@ -26,6 +26,8 @@ REPRESENTATIVE = (
     "azure/refuse/both/topic/*",
     "azure/kill-after-commit/primary/single/*",
     "azure/drain-settle-ack-dropped/secondary/single/*",
+    "azure/callers-64-cancelled/primary/session/*",
+    "azure/queue-forbidden/secondary/batch/*",
 )
 
 
@@ -71,7 +73,14 @@ def test_every_fault_of_the_catalogue_has_cells_and_every_cell_one_name() -> Non
     assert {cell.fault for cell in cells} == {entry.name for entry in CATALOGUE}
     assert len({cell.name for cell in cells}) == len(cells)
     assert {cell.profile for cell in cells} - {"clock"} == {"default", "azure", "impatient"}
-    assert len(cells) >= 150
+    assert len(cells) >= 1000
+
+
+def test_there_are_cells_with_many_callers_and_with_each_state_of_a_backlog_queue() -> None:
+    faults = {entry.name for entry in CATALOGUE}
+    assert faults >= {f"callers-{count}-{ms}ms" for count in (8, 64) for ms in (30, 200)}
+    assert faults >= {f"callers-{word}" for word in ("8-cancelled", "64-impatient", "blocked", "starved")}
+    assert faults >= {f"queue-{state}" for state in ("full", "disabled", "deleted", "forbidden", "slow")}
 
 
 def test_the_next_seed_has_duplicate_detection_where_this_one_has_not() -> None:
