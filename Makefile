@@ -99,7 +99,7 @@ SEED ?= 0
 simulate: $(INSTALLED) ## Add simulated runs to those of this commit: nothing may be lost (RUNS=)
 	@$(BIN)/python -m twinbus.proof simulate --continue --runs $(RUNS)
 
-proof: $(INSTALLED) ## Prove that nothing is lost: simulated runs, then faults over the real wire (RUNS=, SEED=; an hour)
+proof: $(INSTALLED) ## Prove that nothing is lost: simulated runs, then faults over the real wire (RUNS=, SEED=; two hours)
 	@mkdir -p build
 	@$(BIN)/python scripts/faketime.py
 	@$(BIN)/python -m twinbus.proof simulate --continue --runs $(RUNS) --json > build/simulation.json
