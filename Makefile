@@ -20,7 +20,7 @@ SDK_VERSIONS ?= 7.12.3 7.13.0 7.14.3 7.15.0
 RUN_PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast test-kill test-hidden test-sdk test-spark35 proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-pipeline format constraints clean simulate
+.PHONY: help venv check test test-fast test-kill test-hidden test-sdk test-spark35 simulate proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-pipeline format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \

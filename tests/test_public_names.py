@@ -14,6 +14,7 @@ import twinbus.aio
 from twinbus.pairing import errors, events
 
 PUBLIC_NAMES = [
+    "ApplicationErrors",
     "AttemptTimeoutError",
     "BacklogConfigurationError",
     "BacklogNotReadyError",
@@ -26,6 +27,7 @@ PUBLIC_NAMES = [
     "Condition",
     "Diverted",
     "EntityFailedOverError",
+    "EntityNotFoundError",
     "EntityState",
     "EntityStatus",
     "EnvelopeTooLargeError",
@@ -33,7 +35,10 @@ PUBLIC_NAMES = [
     "FailedOver",
     "FailoverPolicy",
     "Faulted",
+    "ForkedClientError",
     "HungCallsError",
+    "LedgerAvailable",
+    "LedgerUnavailable",
     "ListedQueue",
     "Moved",
     "Namespace",
@@ -57,6 +62,7 @@ PUBLIC_NAMES = [
     "SendAvailabilityOptions",
     "StarvedWarning",
     "Suspected",
+    "SuspicionCleared",
     "SyphonOptions",
     "TwinbusError",
     "__version__",

@@ -12,7 +12,7 @@ if typing.TYPE_CHECKING:
     from twinbus.client._sync.client import PairedServiceBusClient, pair_namespaces
     from twinbus.client._sync.receiver import PairedReceiver, RecordedReceiver, record_receives
     from twinbus.client.partnership import Condition
-    from twinbus.client.status import BacklogQueueStatus, EntityState, EntityStatus, PairingStatus
+    from twinbus.client.status import ApplicationErrors, BacklogQueueStatus, EntityState, EntityStatus, PairingStatus
     from twinbus.pairing.backlog import ListedQueue
     from twinbus.pairing.errors import (
         AttemptTimeoutError,
@@ -20,7 +20,9 @@ if typing.TYPE_CHECKING:
         BacklogNotReadyError,
         BacklogUnavailableError,
         EntityFailedOverError,
+        EntityNotFoundError,
         EnvelopeTooLargeError,
+        ForkedClientError,
         HungCallsError,
         NamespacesSwappedError,
         NoFreeLinkError,
@@ -37,6 +39,8 @@ if typing.TYPE_CHECKING:
         Event,
         FailedOver,
         Faulted,
+        LedgerAvailable,
+        LedgerUnavailable,
         Moved,
         NamespacesLookSwapped,
         OversizeWarning,
@@ -46,6 +50,7 @@ if typing.TYPE_CHECKING:
         Recovered,
         StarvedWarning,
         Suspected,
+        SuspicionCleared,
     )
     from twinbus.pairing.failover import Route
     from twinbus.pairing.namespaces import Namespace
@@ -55,6 +60,7 @@ if typing.TYPE_CHECKING:
     from twinbus.pairing.sending._sync.sender import PairedSender
 
 __all__ = [
+    "ApplicationErrors",
     "AttemptTimeoutError",
     "BacklogConfigurationError",
     "BacklogNotReadyError",
@@ -67,6 +73,7 @@ __all__ = [
     "Condition",
     "Diverted",
     "EntityFailedOverError",
+    "EntityNotFoundError",
     "EntityState",
     "EntityStatus",
     "EnvelopeTooLargeError",
@@ -74,7 +81,10 @@ __all__ = [
     "FailedOver",
     "FailoverPolicy",
     "Faulted",
+    "ForkedClientError",
     "HungCallsError",
+    "LedgerAvailable",
+    "LedgerUnavailable",
     "ListedQueue",
     "Moved",
     "Namespace",
@@ -98,6 +108,7 @@ __all__ = [
     "SendAvailabilityOptions",
     "StarvedWarning",
     "Suspected",
+    "SuspicionCleared",
     "SyphonOptions",
     "TwinbusError",
     "__version__",
@@ -111,7 +122,13 @@ _HOMES = {
     "twinbus.client._sync.client": ("PairedServiceBusClient", "pair_namespaces"),
     "twinbus.client._sync.receiver": ("PairedReceiver", "RecordedReceiver", "record_receives"),
     "twinbus.client.partnership": ("Condition",),
-    "twinbus.client.status": ("BacklogQueueStatus", "EntityState", "EntityStatus", "PairingStatus"),
+    "twinbus.client.status": (
+        "ApplicationErrors",
+        "BacklogQueueStatus",
+        "EntityState",
+        "EntityStatus",
+        "PairingStatus",
+    ),
     "twinbus.pairing.sending._sync.sender": ("PairedSender",),
     "twinbus.pairing.backlog": ("ListedQueue",),
     "twinbus.pairing.errors": (
@@ -120,7 +137,9 @@ _HOMES = {
         "BacklogNotReadyError",
         "BacklogUnavailableError",
         "EntityFailedOverError",
+        "EntityNotFoundError",
         "EnvelopeTooLargeError",
+        "ForkedClientError",
         "HungCallsError",
         "NamespacesSwappedError",
         "NoFreeLinkError",
@@ -137,6 +156,8 @@ _HOMES = {
         "Event",
         "FailedOver",
         "Faulted",
+        "LedgerAvailable",
+        "LedgerUnavailable",
         "Moved",
         "NamespacesLookSwapped",
         "OversizeWarning",
@@ -146,6 +167,7 @@ _HOMES = {
         "Recovered",
         "StarvedWarning",
         "Suspected",
+        "SuspicionCleared",
     ),
     "twinbus.pairing.failover": ("Route",),
     "twinbus.pairing.namespaces": ("Namespace",),

@@ -222,6 +222,7 @@ def test_a_disposition_is_read_back(role: bool, first: int, last: int, state: An
     assert decode_performative(body, 0) == (expected, len(body))
     code, fields = decode_frame(memoryview(body))
     assert (code, fields[:4]) == (0x15, [role, first, last, True])
+    assert len(fields) == 6  # older versions of the SDK want them all
     assert list(fields[4]) == [type(expected.state).__name__.lower()]
 
 

@@ -15,10 +15,12 @@ import pytest
 from tests.broker.contract.bus import let_pass
 from tests.cli.blocked_ledger import block
 from tests.syphon.bus import eventually
-from tests.syphon.pumping import Pair, bodies, numbered
+from tests.syphon.pumping import Pair, bodies, numbered, take_all
 from tests.syphon.test_pump_order import assert_in_order, of_sessions
 from typer.testing import CliRunner
 
+from twinbus.amqp import sections
+from twinbus.amqp.decoding import decode_plain
 from twinbus.broker import DEFAULT, Fault, Kind
 from twinbus.cli.main import app
 from twinbus.ledger import Operation, Stage
@@ -264,6 +266,23 @@ async def test_without_its_ledger_it_completes_nothing_unless_told_to(pair: Pair
         assert code == 0
         assert "rows of the ledger are lost" in errors
         assert pair.is_backlog_empty
+
+
+async def test_time_in_the_backlog_counts_though_nobody_tells_the_lock_duration() -> None:
+    """With locks of a minute, as backlog queues have them, and without the right to ask for their properties."""
+    async with Pair(DEFAULT) as pair:
+        await pair.create("orders")
+        await pair.put([*numbered("orders", [1], seconds=1), *numbered("orders", [2], seconds=3600)])
+        enqueued_at = pair.clock()
+        await eventually(lambda: pair.clock() > enqueued_at + 1.5)
+        code, report = await run_json(pair)
+        assert (code, report["moved"], report["expired"]) == (0, 1, 1)
+        [dead] = await pair.dead_letters()
+        assert dead["DeadLetterReason"] == "ExpiredInBacklog"
+        [moved] = await take_all(pair.primary, "orders")
+        header = sections.raw_fields(sections.split_sections(moved).header)
+        left = decode_plain(header[2])[0] / 1000
+        assert 3600 - 120 < left <= 3600 - 1.5
 
 
 async def test_a_lock_duration_that_is_told_is_believed(pair: Pair) -> None:

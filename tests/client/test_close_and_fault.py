@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from azure.servicebus import ServiceBusMessage
-from tests.pairing.twins import PATIENCE, Twins, eventually
+from tests.client.threads import ThreadedTwins
+from tests.client.threads import eventually as threads_eventually
+from tests.pairing.twins import Twins, eventually
 
 from twinbus import Condition, Event, Faulted, PairedClientFaultedError, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
@@ -46,9 +49,9 @@ def client(twins: Twins, **changed: Any) -> PairedServiceBusClient:
 async def faulted(paired: PairedServiceBusClient) -> float:
     """Wait for the fault, and return after how many seconds it came."""
     started = asyncio.get_running_loop().time()
-    seen: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-    paired.on_event(lambda event: seen.set_result(event) if isinstance(event, Faulted) else None)
-    await asyncio.wait_for(seen, PATIENCE)
+    seen: list[Event] = []
+    paired.on_event(seen.append)
+    await eventually(lambda: any(isinstance(event, Faulted) for event in seen))
     return asyncio.get_running_loop().time() - started
 
 
@@ -97,8 +100,40 @@ async def test_a_partner_that_is_closed_in_time_is_not_faulted(twins: Twins, mon
         await paired.secondary.close()
         await asyncio.sleep(1.5 * ENOUGH)
         status = paired.status()
-        assert status.condition is Condition.OPEN
+        assert (status.condition, status.fault) == (Condition.CLOSED, None)
         assert (status.primary_condition, status.secondary_condition) == (Condition.CLOSED, Condition.CLOSED)
+
+
+async def test_nothing_runs_or_is_connected_after_both_clients_were_closed(twins: Twins) -> None:
+    before = asyncio.all_tasks()
+    paired = client(twins)
+    await paired.start()
+    await paired.get_queue_sender("orders").send_messages(ServiceBusMessage("x"))
+    await eventually(lambda: (syphon := paired.status().syphon) is not None and syphon.secondary_connected)
+    await asyncio.gather(paired.secondary.close(), paired.primary.close())
+    # The namespaces run on this loop, too: the tasks of their connections end when they have noticed.
+    await eventually(lambda: not twins.primary.connections and not twins.secondary.connections)
+    await eventually(lambda: asyncio.all_tasks() <= before)
+    status = paired.status()
+    assert status.condition is Condition.CLOSED
+    assert status.syphon is not None
+    assert (status.syphon.primary_connected, status.syphon.secondary_connected) == (False, False)
+    with pytest.raises(ValueError, match="The client was closed"):
+        paired.get_queue_sender("orders")
+
+
+def test_no_thread_is_left_after_both_clients_were_closed() -> None:
+    with ThreadedTwins.running(DEFAULT) as twins:
+        twins.queue("orders")
+        before = set(threading.enumerate())
+        paired = twins.client(enable_syphon=True)
+        paired.start()
+        paired.get_queue_sender("orders").send_messages(ServiceBusMessage("x"))
+        paired.primary.close()
+        paired.secondary.close()
+        assert paired.status().condition is Condition.CLOSED
+        threads_eventually(lambda: set(threading.enumerate()) <= before)
+        threads_eventually(lambda: twins.connections == 0)
 
 
 @pytest.mark.usefixtures("short")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 from tests.ledger.stores import Obstinate
 from tests.pairing.twins import Twins, eventually
 
-from twinbus import Route, SendAvailabilityOptions, SyphonOptions
+from twinbus import Event, LedgerAvailable, LedgerUnavailable, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
 from twinbus.broker import DEFAULT, QueueDescription
 from twinbus.broker.durations import TICKS_PER_MINUTE
 from twinbus.broker.queue import Queue
 from twinbus.ledger.reading import read_ledger
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
+from twinbus.ledger.rotation import Rotation
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
 
@@ -33,9 +35,8 @@ async def twins() -> AsyncIterator[Twins]:
 
 
 def client(twins: Twins, writer: LedgerWriter | None = None, **changed: Any) -> PairedServiceBusClient:
-    options = SendAvailabilityOptions(
-        backlog_queue_count=1, primary_name="contoso", syphon=SyphonOptions(retry_min=0.1), **changed
-    )
+    given = {"backlog_queue_count": 1, "primary_name": "contoso", "syphon": SyphonOptions(retry_min=0.1), **changed}
+    options = SendAvailabilityOptions(**given)
     return PairedServiceBusClient(*twins.sides(), options, recorder=writer)
 
 
@@ -76,6 +77,38 @@ async def test_the_hosted_syphon_completes_nothing_while_its_ledger_takes_nothin
             assert twins.backlog(0).activity.completed == 0
             Obstinate.let_go.set()
             await eventually(lambda: twins.backlog(0).activity.completed == 5)
+
+
+@pytest.mark.parametrize("mode", ["required", "best_effort"])
+async def test_a_full_ledger_is_an_event_and_the_syphon_goes_on_by_itself(
+    twins: Twins, mode: Literal["required", "best_effort"]
+) -> None:
+    await divert(twins, 5)
+    loop, url = asyncio.get_running_loop(), Obstinate.reset()
+    Obstinate.error = OSError(28, "No space left on device")
+    seen: list[Event] = []
+
+    def has(kind: type[Event], **fields: Any) -> bool:
+        events = [event for event in seen if isinstance(event, kind)]
+        return any(all(getattr(event, name) == value for name, value in fields.items()) for event in events)
+
+    with LedgerWriter(url, rotation=Rotation(seconds=0.2, flush_seconds=0.0)) as writer:
+        options = SyphonOptions(retry_min=0.1, retry_max=0.1, ledger_mode=mode)
+        paired = client(twins, writer, enable_syphon=True, syphon=options)
+        paired.on_event(seen.append)
+        async with paired:
+            await eventually(lambda: has(LedgerUnavailable, message="No space left on device"))
+            assert paired.status().ledger_error == "No space left on device"
+            if mode == "best_effort":
+                await eventually(lambda: twins.backlog(0).activity.completed == 5)
+                assert not has(LedgerUnavailable, stops_syphon=True)
+            else:
+                assert twins.backlog(0).activity.completed == 0
+            Obstinate.error = None
+            await eventually(lambda: has(LedgerAvailable))
+            await eventually(lambda: twins.backlog(0).activity.completed == 5)
+            started = loop.time()
+        assert loop.time() - started < 7.5
 
 
 async def test_what_setting_up_has_learnt_of_the_locks_tells_the_syphon_the_time(twins: Twins) -> None:

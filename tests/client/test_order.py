@@ -15,7 +15,7 @@ from tests.pairing.twins import Twins, eventually
 from twinbus import Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
 from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Operation
-from twinbus.pairing.events import Recovered
+from twinbus.pairing.events import Event, Recovered
 from twinbus.pairing.sending._async import handover
 from twinbus.pairing.sending._async.synchronization import Waiter
 from twinbus.pairing.sessions import Session
@@ -92,8 +92,13 @@ async def test_busy_sessions_are_back_within_seconds_of_the_recovery_and_in_orde
         client(twins, enable_syphon=hosted, **changed) as paired,
         paired.get_queue_sender("orders") as sender,
     ):
-        recovered = asyncio.Event()
-        paired.on_event(lambda event: recovered.set() if isinstance(event, Recovered) else None)
+        recovered, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def note(event: Event) -> None:
+            if isinstance(event, Recovered):
+                loop.call_soon_threadsafe(recovered.set)
+
+        paired.on_event(note)
 
         async def send_steadily(session: str) -> None:
             while not is_over.is_set():

@@ -13,6 +13,7 @@ from tests.sdk_connection import client_options, reachable
 from twinbus import Event, PairedServiceBusClient, SendAvailabilityOptions
 from twinbus.broker import Fault, Kind, Namespace, NamespaceConfig, Profile, QueueDescription
 from twinbus.broker.background import NamespaceThread
+from twinbus.broker.faults import ActiveFault
 from twinbus.broker.queue import Queue
 
 PATIENCE = 60.0
@@ -62,8 +63,8 @@ class ThreadedTwins:
     def queue(self, path: str, **properties: Any) -> Queue:
         return self.primary.run(self.primary.namespace.create(QueueDescription(path, **properties))).queue
 
-    def strike(self, fault: Fault) -> None:
-        self.primary.call(self.primary.namespace.faults.add, fault)
+    def strike(self, fault: Fault) -> ActiveFault:
+        return self.primary.call(self.primary.namespace.faults.add, fault)
 
     def clear(self) -> None:
         for one in (self.primary, self.secondary):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def twins(twinbus_namespaces: TwinNamespaces, monkeypatch: pytest.MonkeyPatch) -
     primary.create_queue("orders")
     monkeypatch.setenv("TWINBUS_PRIMARY", primary.connection_string)
     monkeypatch.setenv("TWINBUS_SECONDARY", secondary.connection_string)
+    monkeypatch.setenv("TWINBUS_PRIMARY_NAME", "contoso")
     return twinbus_namespaces
 
 
@@ -133,6 +135,35 @@ def post(url: str, body: bytes) -> str:
     with urllib.request.urlopen(urllib.request.Request(url, body), timeout=SECONDS) as answer:
         assert answer.status == 202
         return str(answer.read().decode())
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_of_multiprocessing_send_through_clients_of_their_own(twins: TwinNamespaces, method: str) -> None:
+    command = [sys.executable, str(EXAMPLES / "worker_pool.py"), method]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "{'primary': 10}\n", "")
+    with twins.primary.outage():
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (finished.returncode, finished.stdout) == (0, "{'backlog': 10}\n"), finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_gunicorn_with_preload_app_accepts_orders_in_an_outage(twins: TwinNamespaces) -> None:
+    command = [sys.executable, "-m", "gunicorn", "--chdir", str(EXAMPLES / "gunicorn"), "--bind", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=EXAMPLES / "gunicorn") as process:
+        try:
+            assert process.stderr is not None
+            url = next(found[1] for line in process.stderr if (found := re.search(r"Listening at: (\S+)", line)))
+            assert {post(url, b"order").split()[1] for _ in range(10)} == {"primary"}
+            with twins.primary.outage():
+                assert {post(url, b"order").split()[1] for _ in range(10)} == {"backlog"}
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=SECONDS)
+            assert process.returncode == 0
+            assert "Traceback" not in errors
+        finally:
+            process.kill()
+    assert (twins.primary.message_count("orders"), backlog(twins)) == (10, 10)
 
 
 async def test_the_service_of_fastapi_accepts_orders_in_an_outage(twins: TwinNamespaces) -> None:

@@ -360,3 +360,16 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
         LedgerWriter(tmp_path, buffer_rows=0)
     with pytest.raises(ValueError, match="path must not be empty"):
         LedgerWriter("")
+
+
+def test_writer_in_a_forked_child_writes_its_own_rows_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.ledger.forking_process", str(tmp_path)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert finished.returncode == 0, finished.stderr
+    parents, *children = map(int, finished.stdout.split())
+    assert children == [100, 100, 100]
+    times = message_ids(tmp_path)
+    assert set(times.values()) == {1}
+    rows = Counter(str(name).rpartition("-")[0] for name in times)
+    assert rows == {"parent": parents, "child-0": 100, "child-1": 100, "child-2": 100}
+    assert len({path.name.split("-")[1] for path in files_of(tmp_path)}) == 4, "each writes files of its own"

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from twinbus.pairing.sending._sync.watchdog import Watchdog
-from twinbus.pairing.sending.budget import Budget, Pauses
+from twinbus.pairing.sending.budget import Budget, Pauses, Retries
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_short_time_is_shared_half_and_half(now: list[float]) -> None:
 
 
 def test_pauses_grow_to_a_bound_and_vary() -> None:
-    pauses = Pauses(Random())
+    pauses = Pauses(Random(), Retries())
     taken = [pauses.next(1000.0) for _ in range(40)]
     assert all(one is not None for one in taken)
     for number, pause in enumerate(taken):
@@ -52,13 +52,30 @@ def test_pauses_grow_to_a_bound_and_vary() -> None:
 
 
 def test_a_pause_that_is_longer_than_what_is_left_is_not_taken() -> None:
-    assert Pauses(Random()).next(0.4) is None
-    assert Pauses(Random()).next(1.1) is not None
+    assert Pauses(Random(), Retries()).next(0.4) is None
+    assert Pauses(Random(), Retries()).next(1.1) is not None
 
 
 def test_with_no_bound_in_time_the_pauses_are_counted() -> None:
-    pauses = Pauses(Random())
+    pauses = Pauses(Random(), Retries())
     assert [pauses.next(math.inf) is None for _ in range(6)] == [False] * 5 + [True]
+
+
+def test_the_retry_options_of_a_client_say_how_often_and_when() -> None:
+    pauses = Pauses(Random(), Retries.of({"retry_total": 3, "retry_backoff_factor": 0.5, "retry_backoff_max": 1.5}))
+    taken = [pauses.next(1000.0) for _ in range(4)]
+    assert taken[3] is None  # also where there would be time
+    for pause, longest in zip(taken[:3], (1.0, 1.5, 1.5), strict=True):
+        assert longest / 2 <= (pause or 0) <= longest
+
+
+def test_pauses_of_the_mode_fixed_do_not_grow() -> None:
+    pauses = Pauses(Random(), Retries.of({"retry_mode": "fixed", "retry_backoff_factor": 4}))
+    assert all(2 <= (pauses.next(1000.0) or 0) <= 4 for _ in range(10))
+
+
+def test_with_retry_total_0_there_is_no_pause() -> None:
+    assert Pauses(Random(), Retries.of({"retry_total": 0})).next(math.inf) is None
 
 
 class Waiting:

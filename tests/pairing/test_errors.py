@@ -14,7 +14,9 @@ from twinbus.pairing.errors import (
     BacklogNotReadyError,
     BacklogUnavailableError,
     EntityFailedOverError,
+    EntityNotFoundError,
     EnvelopeTooLargeError,
+    ForkedClientError,
     HungCallsError,
     NamespacesSwappedError,
     NoFreeLinkError,
@@ -26,12 +28,14 @@ from twinbus.pairing.errors import (
 QUEUE = "contoso/x-servicebus-transfer/0"
 ERRORS = [
     PairedClientFaultedError("the secondary client was closed"),
+    ForkedClientError(made_in=4711, process=4712),
     BacklogUnavailableError("orders", OSError("refused"), {QUEUE: OSError("unreachable")}),
     BacklogConfigurationError(QUEUE, "requires_session", True, "diverted messages have no session"),
     BacklogNotReadyError("the queues could not be checked", OSError("unreachable")),
     NamespacesSwappedError("standby.example", "contoso.example", QUEUE, "standby/x-servicebus-transfer/0"),
     ScheduledInBacklogError("orders", [-7]),
     EntityFailedOverError("orders", "cancel scheduled messages"),
+    EntityNotFoundError("orders", "contoso.servicebus.windows.net", ServiceBusError("Error condition: not found")),
     AttemptTimeoutError("orders", 10.0),
     NoFreeLinkError("orders", 16, 2.0),
     HungCallsError("orders", 16),
@@ -99,6 +103,18 @@ def test_a_forced_failover_has_no_cause_of_the_primary() -> None:
     assert error.primary_error is None
     assert error.__cause__ is None
     assert "Primary: failed over by hand. Backlog: no queue was tried." in str(error)
+
+
+@pytest.mark.parametrize(
+    ("may_be_accepted", "others"),
+    [(False, "the others were not"), (True, "the others may have been: an attempt")],
+)
+def test_of_messages_stored_in_parts_it_says_which_were_accepted(may_be_accepted: bool, others: str) -> None:
+    ids = ("a", "b", "c")
+    error = BacklogUnavailableError("orders", None, {}, may_be_accepted=may_be_accepted, message_ids=ids, accepted=2)
+    assert str(error).startswith(f"The first 2 of 3 messages for 'orders' were accepted by the backlog, {others}")
+    assert error.accepted_ids == ("a", "b")
+    assert BacklogUnavailableError("orders", None, {}, message_ids=ids).accepted_ids == ()
 
 
 def test_a_refused_backlog_queue_is_named_with_the_property() -> None:

@@ -19,6 +19,8 @@ from twinbus.pairing.events import (
     EventBus,
     FailedOver,
     Faulted,
+    LedgerAvailable,
+    LedgerUnavailable,
     Moved,
     NamespacesLookSwapped,
     OversizeWarning,
@@ -28,11 +30,14 @@ from twinbus.pairing.events import (
     Recovered,
     StarvedWarning,
     Suspected,
+    SuspicionCleared,
+    check_callback,
 )
 
 ERROR = RuntimeError("gone")
 EVENTS = [
     Suspected(entity="orders", error=ERROR),
+    SuspicionCleared(entity="orders"),
     FailedOver(entity="orders", error=ERROR),
     PingSent(entity="orders"),
     PingFailed(entity="orders", error=ERROR, next_ping_in=60.0),
@@ -42,6 +47,8 @@ EVENTS = [
     Diverted(entity="orders", queue="contoso/x-servicebus-transfer/0", count=1),
     Moved(entity="orders", queue="contoso/x-servicebus-transfer/0", count=1),
     PumpStopped(queue="contoso/x-servicebus-transfer/0", error=ValueError("x")),
+    LedgerUnavailable(message="No space left on device", stops_syphon=True),
+    LedgerAvailable(),
     Faulted(error=ERROR),
     OversizeWarning(entity="orders", size=262_000, limit=262_144, overhead=200),
     BacklogWarning(message="other lock duration", queue="contoso/x-servicebus-transfer/0"),
@@ -128,9 +135,9 @@ def test_a_coroutine_function_is_refused_since_nobody_would_await_it() -> None:
     async def callback(event: Event) -> None: ...
 
     with pytest.raises(TypeError, match="callback must be a plain function"):
-        EventBus().subscribe(callback)  # type: ignore[arg-type]
+        check_callback(callback)  # type: ignore[arg-type]
 
 
 def test_something_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(TypeError, match="callback must be a plain function"):
-        EventBus().subscribe(None)  # type: ignore[arg-type]
+        check_callback(None)  # type: ignore[arg-type]

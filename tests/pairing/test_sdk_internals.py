@@ -25,7 +25,7 @@ from twinbus.broker.certificate import Certificate, server_context
 from twinbus.broker.faults import Operation
 from twinbus.pairing.errors import AttemptTimeoutError, HungCallsError, TwinbusError
 from twinbus.pairing.failover import Route
-from twinbus.pairing.parcel import Batched
+from twinbus.pairing.parcel import Batched, Limits
 from twinbus.pairing.sdk import deadline, internals
 from twinbus.pairing.sdk.tls import client_tls
 
@@ -221,7 +221,7 @@ def test_a_batch_of_the_sdks_own_cannot_be_diverted_and_says_so(bus: NamespaceTh
         parcel = Batched(batch, "orders")
         assert parcel.message_ids == ("",)
         with pytest.raises(TwinbusError, match="create_message_batch of the paired sender"):
-            parcel.wrapped(LIMIT)
+            parcel.next_part(Limits(LIMIT, LIMIT))
 
 
 def test_hung_calls_are_abandoned_up_to_a_bound_and_then_refused(without_internals: None) -> None:

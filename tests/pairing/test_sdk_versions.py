@@ -7,7 +7,6 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from azure.servicebus import TransportType
 from tests.sdk_connection import OLDEST
 
 from twinbus import PairedServiceBusClient
@@ -104,15 +103,6 @@ def test_the_port_is_dialled_over_tls() -> None:
     assert development_address("127.0.0.1", 5673, TRUST, (7, 13)) == ("127.0.0.1:5673", {**custom, **TRUST})
     assert development_address("127.0.0.1", 5671, TRUST, (7, 13)) == ("127.0.0.1:5671", TRUST)
     assert development_address("localhost", None, TRUST, (7, 12)) == ("localhost:5672", TRUST)
-
-
-def test_websockets_are_told_the_port_too() -> None:
-    options = {"transport_type": TransportType.AmqpOverWebsocket, **TRUST}
-    for installed in ((7, 12), (7, 13)):
-        assert development_address("127.0.0.1", 5671, options, installed) == (
-            "127.0.0.1:5671",
-            {"custom_endpoint_address": "sb://127.0.0.1:5671", **options},
-        )
 
 
 # ---- as a user meets it ----

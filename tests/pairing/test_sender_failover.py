@@ -13,7 +13,7 @@ from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusErr
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
 from twinbus.broker import AZURE, Fault, Kind, Operation
-from twinbus.pairing.events import Diverted, FailedOver, Suspected
+from twinbus.pairing.events import Diverted, FailedOver, Suspected, SuspicionCleared
 from twinbus.pairing.failover import FailedOver as FailedOverState
 from twinbus.pairing.failover import Healthy, Route, Suspect
 from twinbus.pairing.policy import FailoverPolicy, cause_of
@@ -149,7 +149,7 @@ def test_a_message_that_failed_while_the_timer_runs_is_diverted_and_the_next_tri
         stage.clear()
         assert sender.send_messages(text()).route is Route.PRIMARY
         assert isinstance(state(pair), Healthy)
-        assert [type(one) for one in pair.events] == [Suspected, Diverted]
+        assert [type(one) for one in pair.events] == [Suspected, Diverted, SuspicionCleared]
         assert (pair.received, sum(pair.stored)) == (1, 1)
 
 

@@ -120,7 +120,7 @@ def test_when_no_queue_is_left_every_cause_is_told(pair: Pair) -> None:
     assert names == {
         "0": "ServiceBusQuotaExceededError",
         "1": "MessagingEntityDisabledError",
-        "2": "ServiceBusAuthenticationError",
+        "2": "EntityNotFoundError",
     }
     assert not raised.value.may_be_accepted
 

@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from twinbus.pairing.core import Attempt, Pairing
 from twinbus.pairing.errors import AttemptTimeoutError, NoFreeLinkError
 from twinbus.pairing.evidence import Evidence
 from twinbus.pairing.failover import FailoverMachine
+from twinbus.pairing.parcel import Parcel
 from twinbus.pairing.policy import Cause, cause_of, retires_queue
 from twinbus.pairing.sending import places
 from twinbus.pairing.sending._async import delivery
@@ -83,12 +85,13 @@ def drop_on_rotation() -> AbstractContextManager[None]:
     """A message whose backlog queue leaves the rotation is forgotten, and its sender told that all is well."""
     store = Delivery._store
 
-    async def wrong(self: Delivery, *arguments: Any) -> None:
+    async def wrong(self: Delivery, parcel: Parcel, *arguments: Any) -> None:
         try:
-            await store(self, *arguments)
+            await store(self, parcel, *arguments)
         except Exception as error:
             if not retires_queue(error):
                 raise
+            parcel.stored = len(parcel.message_ids)
 
     return replaced(Delivery, "_store", wrong)
 
@@ -98,10 +101,11 @@ def acknowledge_before_stored() -> AbstractContextManager[None]:
     """The caller is told at once, and what becomes of the message later nobody asks."""
     store = Delivery._store
 
-    async def wrong(self: Delivery, parcel: Any, session: str | None, index: int, budget: Any) -> None:
+    async def wrong(self: Delivery, parcel: Parcel, session: str | None, index: int, budget: Any) -> None:
         self._pool(index)
-        task = asyncio.create_task(store(self, parcel, session, index, budget))
+        task = asyncio.create_task(store(self, copy(parcel), session, index, budget))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        parcel.stored = len(parcel.message_ids)
 
     return replaced(Delivery, "_store", wrong)
 

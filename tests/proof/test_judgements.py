@@ -187,6 +187,7 @@ def test_a_silent_primary_is_failed_over_though_callers_are_impatient() -> None:
     assert _complaints(_scenario(SILENCE), call, events=noticed) == []
     assert _complaints(_scenario(replace(SILENCE, end=14.0)), call) == []
     assert _complaints(_scenario(SILENCE), call, starved=[(13.0, 14.0)]) == []
+    assert _complaints(_scenario(SILENCE, max_connections=2), call) == []
 
 
 def test_an_entity_that_was_failed_over_before_need_not_fail_over_again() -> None:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from twinbus.pairing.sending._async.link_pool import LinkPool
 from twinbus.proof.simulation.run import simulate
 from twinbus.proof.simulation.summary import simulate_all
 from twinbus.proof.simulation.virtual_time import START, StuckError, VirtualLoop
@@ -55,13 +56,30 @@ ONCE_FAILED = {
     12512: "a link that had been idle counted as fresh, and retired a backlog queue",
     14224: "callers in line waited for the next refusal instead of being told of the first",
     6381: "a sender without a connection diverted its calls while others were answered",
+    39364: "a message that was given back was overtaken by one that was deferred behind it",
+    83967: "a deferred message was fetched while an older one was still under way, and overtook it",
+    65981: "openings that failed in the simulation never ended, and a task that raised was not noticed",
+    38367: "a hosted syphon that was started before the backlog was ready never knew how long locks last",
+    15640: "a connection of the simulation outlived a crash, and its links got nothing any more",
     281: "the simulation did not note an answer that came in the moment in which its link ended",
 }
+
+
+ONE_WITH_FAILED_OPENINGS = 65981
 
 
 @pytest.mark.parametrize("seed", ONCE_FAILED)
 def test_a_seed_that_once_failed_is_good(seed: int) -> None:
     assert simulate(seed).complaints == (), ONCE_FAILED[seed]
+
+
+def test_an_error_that_is_only_logged_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: LinkPool, *_: object) -> None:
+        raise AttributeError("planted")
+
+    monkeypatch.setattr(LinkPool, "_opening_failed", fail)
+    complaints = simulate(ONE_WITH_FAILED_OPENINGS).complaints
+    assert "LinkPool._open failed: AttributeError('planted')" in complaints
 
 
 def test_a_run_does_not_depend_on_whether_somebody_watches_it() -> None:

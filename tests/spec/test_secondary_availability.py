@@ -25,6 +25,7 @@ from twinbus import (
 from twinbus.broker.background import NamespaceThread
 from twinbus.ledger.recorder import OperationKind
 from twinbus.pairing.policy import Cause, cause_of
+from twinbus.syphon.restorer import LOCK_SECONDS, LONGEST_LOCK_SECONDS
 
 ROOT = "RootManageSharedAccessKey"
 OLD_KEY = "b2xk"
@@ -95,6 +96,22 @@ def test_with_a_wrong_key_of_the_secondary_a_client_starts_and_sends(house: Hous
         assert client.status().backlog_message is None
         client.fail_over("orders")
         assert client.get_queue_sender("orders").send_messages(text()).route is Route.BACKLOG
+
+
+def test_a_hosted_syphon_is_told_how_long_locks_last_as_soon_as_that_is_known(house: House, kind: str) -> None:
+    keyring = Keyring(house, is_right=False)
+    client = house.make(kind, sides=keyring.sides, enable_syphon=True)
+    runtime = getattr(client.paired, "awaited", client.paired)._runtime
+
+    def longest_locks() -> set[float]:
+        return {pump.restorer.longest_lock_seconds for pump in runtime.syphon._pumps}
+
+    with client.paired:
+        client.seen.next(BacklogWarning)
+        eventually(lambda: runtime.syphon is not None and longest_locks() == {LONGEST_LOCK_SECONDS})
+        keyring.correct()
+        client.seen.next(BacklogReady)
+        eventually(lambda: longest_locks() == {LOCK_SECONDS})
 
 
 def test_a_client_that_nobody_has_entered_is_not_faulted_by_a_wrong_key_of_the_secondary(

@@ -77,7 +77,8 @@ def test_a_partner_that_is_closed_within_the_time_is_not_faulted(
         client.primary.close()
         client.secondary.close()
         time.sleep(1.5 * ENOUGH)
-        assert conditions(client) == (Condition.OPEN, Condition.CLOSED, Condition.CLOSED)
+        assert conditions(client) == (Condition.CLOSED, Condition.CLOSED, Condition.CLOSED)
+        assert client.status().fault is None
 
 
 @pytest.mark.usefixtures("short")

@@ -81,8 +81,9 @@ def test_logs_tell_of_the_failover_and_hold_no_body_and_no_key(
         client.seen.next(Recovered)
         eventually(lambda: queue.activity.received == 1)
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("twinbus")]
-    assert f"{queue.path} has failed over: its messages go to the backlog" in ours
-    assert f"{queue.path} is back: its messages go to the primary" in ours
+    name = client.status().name
+    assert f"{name}: {queue.path} has failed over: its messages go to the backlog" in ours
+    assert f"{name}: {queue.path} is back: its messages go to the primary" in ours
     key = house.primary.connection_string.split("SharedAccessKey=")[1].split(";")[0]
     assert not [line for line in ours if "the secret body" in line or key in line]
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 from tests.broker.contract.bus import let_pass
 from tests.syphon.bus import MOMENT, body_of, connect, eventually, receive
-from tests.syphon.pumping import BACKLOG, Pair, envelope, numbered, take_all
+from tests.syphon.pumping import BACKLOG, Pair, counting, envelope, numbered, take_all
 
 from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Namespace, Operation
 from twinbus.ledger import OperationKind
 from twinbus.syphon import RELEASE
+from twinbus.syphon.host import SyphonHost
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +164,43 @@ async def test_a_message_in_the_middle_that_is_locked_is_waited_for_too() -> Non
             await let_pass(pair.secondary, pair.clock, 61)
             await eventually(lambda: pair.is_backlog_empty)
         await assert_in_order(pair, 40)
+
+
+@asynccontextmanager
+async def one_under_way_and_one_deferred(pair: Pair) -> AsyncIterator[SyphonHost]:
+    """Of the first two messages of a session one has been sent and has no answer, and the next one is deferred."""
+    first, second = (envelope("orders", b"s %d" % number, session="s") for number in range(2))
+    silence = pair.primary.faults.add(Fault(Kind.BLACKHOLE, "orders", ON_SEND))
+    async with pair.running(order="session") as host:
+        await pair.put([first])
+        await eventually(lambda: silence.fired == 1)
+        host.hold_back("orders")
+        await pair.put([second])
+        await eventually(lambda: pair.backlog.counters.deferred == 1)
+        yield host
+
+
+async def test_a_message_that_was_given_back_is_not_overtaken_by_a_deferred_one(pair: Pair) -> None:
+    async with one_under_way_and_one_deferred(pair) as host:
+        pair.secondary.faults.add(Fault(Kind.SLOW, BACKLOG, frozenset({Operation.RECEIVE}), delay=10 * MOMENT))
+        pair.primary.faults.clear()
+        host.let_go("orders")
+        cut = pair.primary.faults.add(Fault(Kind.RESET))
+        await eventually(lambda: pair.rows(OperationKind.ABANDON) == 1)
+        pair.primary.faults.remove(cut.id)
+        await eventually(lambda: pair.is_backlog_empty)
+    await assert_in_order(pair, 2)
+
+
+async def test_nothing_is_fetched_while_an_older_message_is_under_way(pair: Pair) -> None:
+    async with one_under_way_and_one_deferred(pair) as host:
+        fetches = counting(pair.secondary, BACKLOG, Operation.MANAGEMENT)
+        host.let_go("orders")
+        await asyncio.sleep(10 * MOMENT)
+        assert fetches.fired == 0
+        pair.primary.faults.clear()
+        await eventually(lambda: pair.is_backlog_empty)
+    await assert_in_order(pair, 2)
 
 
 async def test_the_order_survives_a_throttled_primary() -> None:

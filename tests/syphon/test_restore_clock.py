@@ -15,7 +15,7 @@ from twinbus.amqp import sections
 from twinbus.amqp.types import DecodeError, Symbol, Timestamp
 from twinbus.broker import Namespace, QueueDescription
 from twinbus.syphon import Connection
-from twinbus.syphon.clock import MAX_LOCK_MS, BrokerClock
+from twinbus.syphon.clock import MAX_LOCK_MS, USUAL_LOCKS_MS, BrokerClock
 
 NOW = 1_794_000_000_000
 MINUTE = 60_000
@@ -51,6 +51,30 @@ def test_without_the_lock_duration_the_clock_is_never_fast_and_at_most_five_minu
         clock.observe(delivered(NOW, lock, one), at=0.0)
     assert NOW - MAX_LOCK_MS < clock.now_ms(at=0.0) <= NOW
     assert NOW - clock.now_ms(at=0.0) <= min(waited)
+
+
+@given(st.sampled_from(USUAL_LOCKS_MS), st.floats(-1, 1), st.lists(st.integers(10**6, 10**9), min_size=1, max_size=5))
+def test_the_lock_duration_is_found_by_a_clock_that_is_nearly_right(lock: int, wrong: float, waited: list[int]) -> None:
+    ours = NOW + round(wrong * lock / 13)
+    clock = BrokerClock()
+    for one in waited:
+        clock.observe(delivered(NOW, lock, one), at=0.0, wall_ms=ours)
+    assert clock.now_ms(at=0.0) == NOW
+
+
+@given(st.integers(5_000, MAX_LOCK_MS), st.integers(0, 2_000))
+def test_with_any_lock_duration_the_clock_is_not_fast_by_our_own_if_that_is_right(lock: int, late: int) -> None:
+    clock = BrokerClock()
+    clock.observe(delivered(NOW, lock, 10**9), at=0.0, wall_ms=NOW)
+    clock.observe(delivered(NOW, lock, 10**9), at=0.0, wall_ms=NOW + late)
+    assert NOW - MAX_LOCK_MS < clock.now_ms(at=0.0) <= NOW + lock / 12
+
+
+@pytest.mark.parametrize("ahead", [-3600, -300, 58, 3600])
+def test_by_a_clock_that_is_far_from_right_nothing_expires_too_early(ahead: int) -> None:
+    clock = BrokerClock()
+    clock.observe(delivered(NOW, MINUTE, 10**9), at=0.0, wall_ms=NOW + ahead * 1000)
+    assert clock.now_ms(at=0.0) == NOW + MINUTE - MAX_LOCK_MS
 
 
 def test_a_message_without_a_lock_tells_nothing_and_by_such_a_clock_nothing_expires() -> None:

@@ -25,7 +25,7 @@ BATCH_FORMAT = 0x80013700  # the message-format of a transfer that holds many me
 
 _head = struct.Struct(">IBBH")
 _whole = struct.Struct(">IBBH7sBBI2s16s8s")  # a whole transfer with a short handle and a lock token as its tag
-_accepting = struct.Struct(">IBBH4sBBBBIBI5s")  # a whole frame: header, list, role, first, last, settled and outcome
+_accepting = struct.Struct(">IBBH4sBBBBIBI6s")  # a whole frame: header, list, role, first, last, settled and outcome
 _u32 = struct.Struct(">I")
 _start = struct.Struct(">BBBBBI")  # size and count of a performative's list, and the first seven bytes of its fields
 _ACCEPTED = b"\x00\x53\x24\x45"
@@ -53,7 +53,8 @@ _ACCEPTED_ENDS = {
     for batchable in (b"", *_FLAGS)
 }
 _IS_ACCEPTED = Accepted()
-_SETTLED = b"\x41" + _ACCEPTED
+# And batchable, which we never use: before 7.15 the SDK's network trace wants all fields of a disposition.
+_SETTLED = b"\x41" + _ACCEPTED + b"\x40"
 
 
 class FramingError(DecodeError):
@@ -254,13 +255,13 @@ def disposition_frame(channel: int, role: bool, first: int, last: int, state: An
     """A settled disposition of a range of deliveries; `state` None means accepted."""
     if state is None:
         return _accepting.pack(
-            30,
+            31,
             2,
             TYPE_AMQP,
             channel,
             _DISPOSITION_LIST,
-            17,
-            5,
+            18,
+            6,
             0x41 if role else 0x42,
             0x70,
             first,
@@ -270,9 +271,9 @@ def disposition_frame(channel: int, role: bool, first: int, last: int, state: An
         )
     encoded = bytearray()
     encode_into(encoded, described(state))
-    body = b"".join((b"\x41" if role else b"\x42", uint(first), uint(last), b"\x41", encoded))
+    body = b"".join((b"\x41" if role else b"\x42", uint(first), uint(last), b"\x41", encoded, b"\x40"))
     if len(body) < 255:
-        head = _DISPOSITION_LIST + bytes((len(body) + 1, 5))
+        head = _DISPOSITION_LIST + bytes((len(body) + 1, 6))
     else:
-        head = b"\x00\x53\x15\xd0" + _u32.pack(len(body) + 4) + _u32.pack(5)
+        head = b"\x00\x53\x15\xd0" + _u32.pack(len(body) + 4) + _u32.pack(6)
     return _head.pack(8 + len(head) + len(body), 2, TYPE_AMQP, channel) + head + body

@@ -7,6 +7,7 @@ Anything malformed closes the connection with an AMQP error; the server goes on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import struct
@@ -201,7 +202,9 @@ class Connection(asyncio.Protocol):
             return
         raw = self._transport.get_extra_info("socket")
         if raw is not None:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+            # The socket under a WebSocket is closed before this connection hears of it.
+            with contextlib.suppress(OSError, ValueError):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
         self.closing = True
         self._transport.abort()
 

@@ -27,9 +27,12 @@ from .namespaces import (
     Pair,
     PrimaryNameOption,
     PrimaryOption,
+    ProxyOption,
     QueuesOption,
     Refused,
     SecondaryOption,
+    Transport,
+    TransportOption,
     Unanswered,
 )
 from .places import check_ledger
@@ -61,13 +64,15 @@ def list_command(
     secondary: SecondaryOption = "",
     queues: QueuesOption = 10,
     primary_name: PrimaryNameOption = None,
+    transport: TransportOption = Transport.AMQP,
+    proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the backlog queues of the primary: messages, dead letters, how full. Needs the right to manage.
 
     Example: twinbus backlog list
     """
-    found, nothing = _queues(primary, secondary, primary_name, queues)
+    found, nothing = _queues(primary, secondary, primary_name, queues, transport, proxy)
     _print_queues(found, as_json, nothing)
 
 
@@ -77,13 +82,15 @@ def unused(
     secondary: SecondaryOption = "",
     queues: QueuesOption = 10,
     primary_name: PrimaryNameOption = None,
+    transport: TransportOption = Transport.AMQP,
+    proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the backlog queues beyond the number in use: drained, they can be deleted by their owner.
 
     Example: twinbus backlog unused --queues 5
     """
-    found, nothing = _queues(primary, secondary, primary_name, queues)
+    found, nothing = _queues(primary, secondary, primary_name, queues, transport, proxy)
     unused = [one for one in found if not one.is_used]
     _print_queues(unused, as_json, f"all backlog queues are among the {queues} in use" if found else nothing)
 
@@ -94,6 +101,8 @@ def dead_letters(
     secondary: SecondaryOption = "",
     queues: QueuesOption = 10,
     primary_name: PrimaryNameOption = None,
+    transport: TransportOption = Transport.AMQP,
+    proxy: ProxyOption = None,
     destination: DestinationOption = None,
     reason: ReasonOption = None,
     message_id: MessageIdOption = None,
@@ -106,7 +115,7 @@ def dead_letters(
     """
     is_wanted = _filter(destination, reason, message_id)
     with _failing():
-        pair = Pair.of(primary, secondary, primary_name)
+        pair = Pair.of(primary, secondary, primary_name, transport, proxy)
         found = [one for one in asyncio.run(_dead_letters(pair, queues, limit)) if is_wanted(one)]
     if as_json:
         typer.echo(json.dumps({"dead_letters": [one._asdict() for one in found]}, ensure_ascii=False))
@@ -120,6 +129,8 @@ def replay(
     secondary: SecondaryOption = "",
     queues: QueuesOption = 10,
     primary_name: PrimaryNameOption = None,
+    transport: TransportOption = Transport.AMQP,
+    proxy: ProxyOption = None,
     destination: DestinationOption = None,
     reason: ReasonOption = None,
     message_id: MessageIdOption = None,
@@ -140,7 +151,7 @@ def replay(
     """
     is_wanted = _filter(destination, reason, message_id)
     with _failing():
-        pair = Pair.of(primary, secondary, primary_name)
+        pair = Pair.of(primary, secondary, primary_name, transport, proxy)
         found = [one for one in asyncio.run(_dead_letters(pair, queues, limit)) if is_wanted(one)]
         if found and not yes:
             _ask(found)
@@ -159,7 +170,9 @@ def replay(
 # ---- what is asked of the namespaces ----
 
 
-def _queues(primary: str, secondary: str, name: str | None, used: int) -> tuple[list[BacklogQueueView], str]:
+def _queues(
+    primary: str, secondary: str, name: str | None, used: int, transport: Transport, proxy: str | None
+) -> tuple[list[BacklogQueueView], str]:
     """The queues, and what to say if there are none."""
 
     async def ask() -> tuple[list[BacklogQueueView], str]:
@@ -168,7 +181,7 @@ def _queues(primary: str, secondary: str, name: str | None, used: int) -> tuple[
         return await pair.backlog_queues(known, used), nothing
 
     with _failing():
-        pair = Pair.of(primary, secondary, name)
+        pair = Pair.of(primary, secondary, name, transport, proxy)
         return asyncio.run(ask())
 
 

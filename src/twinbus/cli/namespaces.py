@@ -6,18 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError, ResourceNotFoundError
+from azure.servicebus import TransportType
 
 from twinbus.operations.backlog import BacklogQueueView, list_queues, paired_names
+from twinbus.pairing.connection_strings import ConnectionString
 from twinbus.pairing.errors import NamespacesSwappedError
+from twinbus.pairing.http_proxy import HttpProxy
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.naming import backlog_path
 from twinbus.pairing.swapped_namespaces import first_backlog_queue
 from twinbus.syphon.connector import Side
+from twinbus.syphon.transport import default_context
 
 from .failing import system_words
 
@@ -42,18 +47,63 @@ PrimaryNameOption = Annotated[
         help="First part of the backlog queues' paths, if the primary's host is an address.",
     ),
 ]
+
+
+class Transport(StrEnum):
+    """What carries AMQP."""
+
+    AMQP = "amqp"
+    WEBSOCKET = "websocket"
+
+
+TransportOption = Annotated[
+    Transport,
+    typer.Option(
+        envvar="TWINBUS_TRANSPORT", help="amqp: port 5671; websocket: port 443, through HTTPS_PROXY if that is set."
+    ),
+]
+ProxyOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TWINBUS_PROXY",
+        metavar="URL",
+        help="HTTP proxy, http://user:password@host:port; implies --transport websocket.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 
 
-def side_of(option: str, text: str) -> Side:
+def _namespace_of(option: str, text: str, transport: Transport, proxy: HttpProxy | None) -> Namespace:
     """The namespace that an option names. Raises `ValueError`, which never holds a key."""
     if not text:
         variable = "TWINBUS_" + option.removeprefix("--").upper()
         raise ValueError(f"{option} is missing: give a connection string, or set {variable}")
+    options: dict[str, Any] = {}
+    if transport is Transport.WEBSOCKET:
+        options["transport_type"] = TransportType.AmqpOverWebsocket
+    if proxy is not None:
+        options["http_proxy"] = proxy.for_sync_client()
     try:
-        return Side.from_connection_string(text)
+        if ConnectionString.parse(text).use_tls:
+            options["ssl_context"] = default_context()  # administration trusts whom the syphon trusts
+        return Namespace.from_connection_string(text, **options)
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
+
+
+def _side_of(option: str, namespace: Namespace) -> Side:
+    try:
+        return Side.of(namespace)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
+
+
+def _proxy_of(text: str | None) -> HttpProxy | None:
+    try:
+        return HttpProxy.parse(text) if text else None
+    except ValueError as error:
+        raise ValueError(f"--proxy: {error}") from None
 
 
 class Unanswered(Exception):  # noqa: N818 - what it is
@@ -75,12 +125,24 @@ class Pair:
     given_name: str | None
 
     @classmethod
-    def of(cls, primary: str, secondary: str, name: str | None = None) -> Pair:
+    def of(
+        cls,
+        primary: str,
+        secondary: str,
+        name: str | None = None,
+        transport: Transport = Transport.AMQP,
+        proxy: str | None = None,
+    ) -> Pair:
         """Raises `ValueError` that names the option."""
-        sides = side_of("--primary", primary), side_of("--secondary", secondary)
+        http_proxy = _proxy_of(proxy)
+        namespaces = (
+            _namespace_of("--primary", primary, transport, http_proxy),
+            _namespace_of("--secondary", secondary, transport, http_proxy),
+        )
+        sides = _side_of("--primary", namespaces[0]), _side_of("--secondary", namespaces[1])
         if name is not None:
             backlog_path(name, 0)
-        return cls(*sides, Namespace.from_connection_string(primary), Namespace.from_connection_string(secondary), name)
+        return cls(*sides, *namespaces, name)
 
     async def primary_name(self) -> str:
         """The first part of the backlog queues' paths. A host that is an address says nothing: the namespace does.

@@ -99,7 +99,7 @@ def serve(
         settings,
         namespaces=tuple(replace(one, **given) for one in settings.namespaces),  # type: ignore[arg-type]
         data=data or settings.data or DEFAULT_DATA,
-        host=host or settings.host,
+        host=host.strip("[]") if host else settings.host,
         certificate=certificate or settings.certificate,
         key=key if certificate else key or settings.key,
     )

@@ -25,7 +25,7 @@ from typer.core import TyperArgument, TyperGroup, TyperOption
 FILE = "twinbus.toml"
 VARIABLE = "TWINBUS_SETTINGS"
 #: What may stand above the tables: options that mean the same wherever they are.
-SHARED = ("ledger", "primary", "primary_name", "queues", "secondary")
+SHARED = ("ledger", "primary", "primary_name", "proxy", "queues", "secondary", "transport")
 #: Where a command takes the ledger's place as an argument.
 LEDGER_ARGUMENTS = frozenset(
     {

@@ -12,7 +12,17 @@ import typer
 from twinbus.operations.states import EntityState, State, states_of
 
 from .failing import failing
-from .namespaces import JsonOption, Pair, PrimaryNameOption, PrimaryOption, QueuesOption, SecondaryOption
+from .namespaces import (
+    JsonOption,
+    Pair,
+    PrimaryNameOption,
+    PrimaryOption,
+    ProxyOption,
+    QueuesOption,
+    SecondaryOption,
+    Transport,
+    TransportOption,
+)
 from .pair_status import LOOK_AT, QueueStatus, Reached, Status, find_out
 from .text import age, aligned, printable, size
 
@@ -25,6 +35,8 @@ def status(
     secondary: SecondaryOption = "",
     queues: QueuesOption = 10,
     primary_name: PrimaryNameOption = None,
+    transport: TransportOption = Transport.AMQP,
+    proxy: ProxyOption = None,
     ledger: Annotated[
         str | None,
         typer.Option(
@@ -45,7 +57,7 @@ def status(
     Example: twinbus status --ledger ./ledger
     """
     with failing("twinbus status"):
-        pair = Pair.of(primary, secondary, primary_name)
+        pair = Pair.of(primary, secondary, primary_name, transport, proxy)
         entities = None if ledger is None else _states(ledger, minutes)
     found = asyncio.run(find_out(pair, queues))
     found.entities = entities

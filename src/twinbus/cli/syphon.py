@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from twinbus.ledger.proof import LedgerMode, for_syphon
+from twinbus.ledger.proof import for_syphon
 from twinbus.pairing.errors import NamespacesSwappedError
 from twinbus.pairing.naming import backlog_path
 from twinbus.pairing.options import SyphonOptions
@@ -30,7 +30,16 @@ from .event_loop import run_loop, spare_the_collector
 from .exits import BAD_USAGE, fail
 from .failing import failing
 from .logs import LEVELS, FormatOption, LogFormat, configure_logs
-from .namespaces import Pair, PrimaryNameOption, PrimaryOption, SecondaryOption, Unanswered
+from .namespaces import (
+    Pair,
+    PrimaryNameOption,
+    PrimaryOption,
+    ProxyOption,
+    SecondaryOption,
+    Transport,
+    TransportOption,
+    Unanswered,
+)
 from .places import check_ledger
 from .spark_options import MasterOption, MemoryOption, RemoteOption
 from .spark_syphon import SparkSyphon, spark_settings
@@ -93,6 +102,8 @@ def syphon(
     destination: DestinationOption = None,
     queues: QueuesOption = 10,
     primary_name: PrimaryNameOption = None,
+    transport: TransportOption = Transport.AMQP,
+    proxy: ProxyOption = None,
     order: OrderOption = None,
     ttl: TtlOption = "remaining",
     lock: LockOption = None,
@@ -134,8 +145,8 @@ def syphon(
         _refuse("--watch goes on for ever: give it or --until-empty")
     configure_logs(log_format, log_level)
     with _failing():
-        pair = Pair.of(primary, secondary, primary_name)
-        options = SyphonOptions(rate=rate, destinations=destination or None)
+        pair = Pair.of(primary, secondary, primary_name, transport, proxy)
+        options = SyphonOptions(rate=rate, destinations=destination or None, ledger_mode=ledger_mode)  # type: ignore[arg-type]
         terms = Terms(options=options, ttl=ttl, order=order, lock_seconds=lock)  # type: ignore[arg-type]
         if ledger is not None:
             check_ledger(ledger)
@@ -144,7 +155,7 @@ def syphon(
             _run_on_spark(SparkSyphon(pair, queues, settings, not until_empty, master, remote, memory), as_json)
         else:
             writer = _open_ledger(ledger)
-            _run_here(_Work(pair, queues, terms, until_empty, writer, ledger_mode), as_json)  # type: ignore[arg-type]
+            _run_here(_Work(pair, queues, terms, until_empty, writer), as_json)
 
 
 def _failing() -> AbstractContextManager[None]:
@@ -242,14 +253,12 @@ class _Work:
         terms: Terms,
         until_empty: bool,
         writer: LedgerWriter | None,
-        ledger_mode: LedgerMode,
     ) -> None:
         self._pair = pair
         self.count = count
         self._terms = terms
         self.until_empty = until_empty
         self.writer = writer
-        self._ledger_mode: LedgerMode = ledger_mode
         self._stop = asyncio.Event()
 
     @property
@@ -280,7 +289,7 @@ class _Work:
         if self.writer is None:
             return self._terms
         client = f"syphon-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        recorder, flush = for_syphon(self.writer, asyncio.get_running_loop(), ledger=self._ledger_mode)
+        recorder, flush = for_syphon(self.writer, asyncio.get_running_loop(), ledger=self._terms.options.ledger_mode)
         return replace(self._terms, pairing=name, client=client, recorder=recorder, flush=flush)
 
     async def _stop_when_told(self, host: SyphonHost) -> None:

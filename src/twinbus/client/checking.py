@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from azure.servicebus import TransportType
-
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.syphon.endpoint import Endpoint
@@ -32,16 +30,5 @@ def check_pair(primary: Namespace, secondary: Namespace, options: SendAvailabili
         )
     if options.enable_syphon:
         for namespace in (primary, secondary):
-            _check_syphon(namespace)
+            Endpoint.of(namespace)
     return name
-
-
-def _check_syphon(namespace: Namespace) -> None:
-    """The syphon speaks AMQP over TCP, straight to the namespace."""
-    options = namespace.client_options
-    if options.get("http_proxy") or options.get("transport_type") is TransportType.AmqpOverWebsocket:
-        raise ValueError(
-            f"enable_syphon needs a direct connection to {namespace.fully_qualified_namespace}: leave out http_proxy"
-            " and TransportType.AmqpOverWebsocket, or run `twinbus syphon` where there is one"
-        )
-    Endpoint.parse(namespace.fully_qualified_namespace, tls=namespace.use_tls)

@@ -7,11 +7,13 @@ several threads.
 
 from __future__ import annotations
 
+import os
 import threading
 from enum import Enum
 
 from twinbus.ledger.recorder import NamespaceRole
-from twinbus.pairing.errors import PairedClientFaultedError
+from twinbus.pairing.errors import ForkedClientError, PairedClientFaultedError
+from twinbus.pairing.forks import watch_forks
 
 #: The two clients, by their namespaces.
 SIDES = (NamespaceRole.PRIMARY, NamespaceRole.SECONDARY)
@@ -34,9 +36,22 @@ class Partnership:
         self._lock = threading.Lock()
         self._conditions = dict.fromkeys(SIDES, Condition.OPEN)
         self._faults: dict[NamespaceRole, PairedClientFaultedError] = {}
+        self._made_in = os.getpid()
+        #: Whether this is a copy in a forked child: the connections belong to the parent.
+        self.is_forked = False
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """This process is a fork: neither client can be used in it."""
+        self.is_forked = True
+        self._faults = dict.fromkeys(SIDES, ForkedClientError(self._made_in, os.getpid()))
 
     def condition(self, role: NamespaceRole) -> Condition:
         return self._conditions[role]
+
+    @property
+    def are_both_closed(self) -> bool:
+        return all(condition is Condition.CLOSED for condition in self._conditions.values())
 
     def fault(self, role: NamespaceRole) -> PairedClientFaultedError | None:
         """Why a client has faulted; None if it has not."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from azure.servicebus import ServiceBusReceivedMessage
 
-from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Outcome, Recorder, Stage
+from twinbus.ledger.recorder import NamespaceRole, NullRecorder, OperationKind, Outcome, Recorder, Stage, is_prompt
+from twinbus.pairing.foreign_calls import ForeignCalls
 from twinbus.pairing.message_size import received_size
 from twinbus.pairing.ping import is_ping
 from twinbus.pairing.recording import Records, record, recorded
@@ -42,6 +43,8 @@ class Scribe:
             raise TypeError(
                 f"recorder must have a method record, such as a LedgerWriter, not {type(recorder).__name__}"
             )
+        if not is_prompt(recorder):
+            recorder = ForeignCalls().recorder(recorder)
         return cls(name or host.partition(".")[0], client or new_client_name(), recorder)
 
 

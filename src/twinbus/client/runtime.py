@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from twinbus.ledger.proof import for_syphon
-from twinbus.ledger.recorder import DurableRecorder, NamespaceRole, Recorder
+from twinbus.ledger.recorder import NamespaceRole, Recorder
 from twinbus.pairing import events
 from twinbus.pairing.background import Background
 from twinbus.pairing.backlog import ListedQueue, list_backlog
@@ -28,6 +28,11 @@ from twinbus.syphon.terms import Terms
 from .partnership import GRACE, Partnership
 
 logger = logging.getLogger("twinbus.client")
+
+#: Seconds in which the syphon must have stopped, so that a client closes within 5 s whatever its ledger does.
+SYPHON_CLOSE = 3.5
+#: Seconds in which the last events and operations are handed to callbacks and recorders of the application.
+HAND_OVER = 0.5
 
 
 class Runtime:
@@ -68,11 +73,11 @@ class Runtime:
             await asyncio.wait({self._starting})
         self._forget()
         await self._tasks.close()
-        await self.background.close()
-        await self._stop_syphon()
+        await asyncio.gather(self._stop_syphon(), self.background.close())
+        await self._pairing.foreign.close_within(HAND_OVER)
 
     def _broken(self, error: Exception) -> None:
-        logger.error("The syphon of %s could not be started or stopped", self._pairing.name, exc_info=error)
+        logger.error("%s: the syphon could not be started or stopped", self._pairing.label, exc_info=error)
         self._pairing.set_fault("its syphon could not be started or stopped", error)
 
     async def list_backlog(self) -> list[ListedQueue]:
@@ -86,7 +91,7 @@ class Runtime:
         await self.background.standby.is_named.wait()
         pairing = self._pairing
         queues = [pairing.queue_path(index) for index in range(pairing.options.backlog_queue_count)]
-        recorder, flush = _proof_of(pairing.recorder)
+        recorder, flush = _proof_of(pairing)
         terms = Terms(
             options=pairing.options.syphon,
             ttl=pairing.options.ttl,
@@ -96,6 +101,8 @@ class Runtime:
             recorder=recorder,
             events=pairing.events,
             flush=flush,
+            ledger_health=pairing.ledger_health,
+            probe=pairing.options.probe,
             lock_seconds=self.background.standby.lock_seconds,
         )
         self.syphon = self._new_syphon(queues, terms)
@@ -110,7 +117,7 @@ class Runtime:
 
     async def _stop_syphon(self) -> None:
         if self.syphon is not None:
-            await self.syphon.close()
+            await self.syphon.close(SYPHON_CLOSE)
 
     def _follow(self, event: Event) -> None:
         """What the syphon has to do when something happens; from any thread."""
@@ -120,6 +127,8 @@ class Runtime:
             self._tasks.call_from_any_thread(self._hold_back, event.entity)
         elif isinstance(event, events.Recovered):
             self._tasks.call_from_any_thread(self._let_go, event.entity)
+        elif isinstance(event, events.BacklogReady):
+            self._tasks.call_from_any_thread(self._set_lock)
 
     def _hold_back(self, entity: str) -> None:
         """Whoever forces a failover wants the primary entity left alone, by the syphon, too."""
@@ -129,6 +138,12 @@ class Runtime:
     def _let_go(self, entity: str) -> None:
         if self.syphon is not None:
             self.syphon.let_go(entity)
+
+    def _set_lock(self) -> None:
+        """The backlog queues could not be looked at before the syphon was started."""
+        lock_seconds = self.background.standby.lock_seconds
+        if self.syphon is not None and lock_seconds is not None:
+            self.syphon.set_lock(lock_seconds)
 
     # ---- close and fault ----
 
@@ -144,8 +159,9 @@ class Runtime:
             self._pairing.set_fault(error.reason, error.cause)
 
 
-def _proof_of(recorder: Recorder) -> tuple[Recorder, Flush | None]:
+def _proof_of(pairing: Pairing) -> tuple[Recorder, Flush | None]:
     """What the syphon records with, and waits for: where there is a ledger, the row of each move in it."""
-    if isinstance(recorder, DurableRecorder):
-        return for_syphon(recorder, asyncio.get_running_loop())
-    return recorder, None
+    mode = pairing.options.syphon.ledger_mode
+    if pairing.ledger is None or mode == "best_effort":
+        return pairing.recorder, None
+    return for_syphon(pairing.ledger, asyncio.get_running_loop(), ledger=mode)

@@ -9,12 +9,15 @@ from typing import Any
 from twinbus.ledger.recorder import NamespaceRole
 from twinbus.pairing.core import Entity, Pairing
 from twinbus.pairing.failover import FailedOver, Suspect
+from twinbus.pairing.foreign_calls import CALLBACK, DROPPED, POLICY, RECORDER
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.standby import Standby
 from twinbus.syphon.report import SyphonStatus
 
 from .partnership import Condition, Partnership
 from .runtime import Runtime
+
+ROLES = RECORDER, CALLBACK, POLICY, DROPPED
 
 
 class EntityState(Enum):
@@ -48,12 +51,26 @@ class BacklogQueueStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ApplicationErrors:
+    """How often functions of the application failed: they raised, or took too long. No send failed because of it.
+
+    `dropped` is how many events and operations were not handed to a callback or recorder, because it was too slow.
+    """
+
+    recorder: int
+    callback: int
+    policy: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
 class PairingStatus:
     """A paired client and everything it knows.
 
     The backlog is ready if its queues were checked, or need not be, and one is in rotation. `backlog_error` is why it
     is not, and `backlog_message` the same in a sentence that says what to do. `diverted_sessions` is how many sessions
-    have to go through it, and `syphon` is None where none is hosted. Errors are in short: the name of their class.
+    have to go through it, and `syphon` is None where none is hosted. `ledger_error` is why the ledger takes no rows.
+    Errors are in short: the name of their class.
     """
 
     name: str
@@ -71,6 +88,8 @@ class PairingStatus:
     backlog_message: str | None
     diverted_sessions: int
     syphon: SyphonStatus | None
+    ledger_error: str | None
+    application_errors: ApplicationErrors
 
     def to_json(self) -> dict[str, Any]:
         """The same in plain JSON types."""
@@ -104,6 +123,8 @@ def status_of(
         backlog_message=backlog_message,
         diverted_sessions=pairing.diverted_sessions.count if pairing.diverted_sessions else 0,
         syphon=runtime.syphon.status() if runtime.syphon else None,
+        ledger_error=pairing.ledger_health.error,
+        application_errors=ApplicationErrors(*(pairing.foreign.mishaps[role] for role in ROLES)),
     )
 
 

@@ -114,7 +114,12 @@ class Story:
             traffic = Traffic(client, DESTINATIONS, tally, RATE, self._seed, self._now)
             scene = Scene(client.status, tally, backlog=lambda: self._in_backlog(tally))
             self._screen.scene = scene
-            stack.callback(client.on_event(lambda event: self._on_event(scene, event)))
+            loop = asyncio.get_running_loop()
+
+            def on_event(event: Event) -> None:
+                loop.call_soon_threadsafe(self._on_event, scene, event)
+
+            stack.callback(client.on_event(on_event))
             traffic.start()
             stack.push_async_callback(traffic.close)
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Literal
 
 from .errors import NotDurable, NotDurableYet, RowsDropped, reason_of
-from .recorder import DurableRecorder, Operation, Recorder
+from .recorder import DurableRecorder, Operation, Recorder, prompt
 
 #: A third of the lock of a backlog queue's messages.
 DEADLINE = 20.0
@@ -40,9 +40,14 @@ class Proof:
         self._unfit_before = writer.unfit_rows
         self._dropped = 0
 
+    @prompt
     def record(self, operation: Operation) -> None:
         """Take note of it. Never raises and never waits; the next flush does if there was no room."""
-        if not self._writer.offer(operation):
+        try:
+            is_kept = self._writer.offer(operation)
+        except Exception:  # of a writer that is not ours
+            is_kept = False
+        if not is_kept:
             self._dropped += 1
 
     def flush(self) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from enum import IntEnum, unique
 from itertools import count
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from .errors import reason_of
 
 
 @unique
@@ -260,10 +262,28 @@ def send_operation(
 
 
 class Recorder(Protocol):
-    """Is told of every operation."""
+    """Is told of every operation.
+
+    A client calls it on a helper thread, in the order in which operations ended; it may wait and raise without harm to
+    a send. `prompt` marks a `record` that is called at once.
+    """
 
     def record(self, operation: Operation) -> None:
-        """Take note of it. Never raises and never waits: a send must not suffer from its own bookkeeping."""
+        """Take note of it."""
+
+
+_Record = TypeVar("_Record", bound=Callable[..., None])
+
+
+def prompt(record: _Record) -> _Record:
+    """Marks the `record` of a recorder that never waits and never raises: it needs no helper thread."""
+    record.is_prompt = True  # type: ignore[attr-defined]
+    return record
+
+
+def is_prompt(recorder: Recorder) -> bool:
+    """Whether a recorder's `record` is marked as `prompt`; a method that overrides a marked one is not."""
+    return getattr(recorder.record, "is_prompt", False) is True
 
 
 @runtime_checkable
@@ -284,9 +304,17 @@ class DurableRecorder(Recorder, Protocol):
         """Why nothing could be stored when that was last tried; None if it could."""
 
 
+def trouble_of(recorder: DurableRecorder) -> str | None:
+    """What keeps a durable recorder from storing rows, in a few words; None if nothing does."""
+    found = getattr(recorder, "trouble", None)
+    error = recorder.last_error
+    return str(found) if found else None if error is None else reason_of(error)
+
+
 class NullRecorder:
     """Forgets everything."""
 
+    @prompt
     def record(self, operation: Operation) -> None:
         """Do nothing."""
 
@@ -305,6 +333,7 @@ class MemoryRecorder:
         self._kept: deque[Operation] = deque(maxlen=capacity)
         self._recorded = 0
 
+    @prompt
     def record(self, operation: Operation) -> None:
         with self._lock:
             self._kept.append(operation)

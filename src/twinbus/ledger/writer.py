@@ -19,11 +19,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from . import layout
 from .errors import LedgerClosed, reason_of
-from .recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
+from .recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage, prompt
 from .rotation import Pace, Rotation
 from .schema import encode, pa, pc, to_batch, to_batch_of_fitting
 from .store import Store, open_store
@@ -31,7 +33,9 @@ from .store import Store, open_store
 logger = logging.getLogger("twinbus.ledger")
 
 BUFFER_ROWS = 100_000
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 4.0
+#: Seconds after which a store that has not answered is reported.
+SLOW_SECONDS = 5.0
 OLD_TEMP_US = 3_600 * 1_000_000  # no writer takes that long for one file
 # Rows are made into columns a few at a time, with a rest in between: a sender that wants to go on waits for one part.
 PART_ROWS = 500
@@ -58,6 +62,18 @@ class WriterStatus:
     failing: str | None
 
 
+_writers: WeakSet[LedgerWriter] = WeakSet()
+
+
+def _forked() -> None:
+    for writer in list(_writers):
+        writer.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 class _File(NamedTuple):
     folder: str
     name: str
@@ -69,7 +85,8 @@ class LedgerWriter:
     """A recorder that keeps a ledger in a folder or at a URL. Safe to use from several threads.
 
     `record` never raises and never waits, whatever the store does. For rows that prove something see `Proof`. Close it,
-    or use it as a context manager: what is not written when the process is killed is lost.
+    or use it as a context manager: what is not written when the process is killed is lost. In a forked child it starts
+    empty and writes files of its own; what was recorded before is the parent's to write.
 
     Args:
         url: A folder, made when the first file is, or a URL that fsspec knows.
@@ -98,22 +115,30 @@ class LedgerWriter:
     ) -> None:
         if buffer_rows < 1:
             raise ValueError(f"buffer_rows must be at least 1, not {buffer_rows!r}")
-        self._store: Store = open_store(url, storage_options)
+        self._open_store = partial(open_store, url, storage_options)
         self._rotation = rotation or Rotation()
         self._now_us = now_us
         self._monotonic = monotonic
-        self._id = random_bytes(8).hex()
+        self._random_bytes = random_bytes
+        self._buffer_rows = buffer_rows
+        self._is_closed = False
+        self._start()
+        atexit.register(self.close)
+        _writers.add(self)
+
+    def _start(self) -> None:
+        """Begin with nothing recorded and nothing written."""
+        self._store: Store = self._open_store()
+        self._id = self._random_bytes(8).hex()
         self._pid = os.getpid()
         self._number = 0
         self._buffer: deque[Operation] = deque()
-        self._buffer_rows = buffer_rows
-        self._pace = Pace(self._rotation, buffer_rows, monotonic())
+        self._pace = Pace(self._rotation, self._buffer_rows, self._monotonic())
         self._wake_rows = self._pace.rows_due
         self._wake = threading.Event()
         self._lock = threading.Lock()  # for what follows; all else belongs to the thread
         self._dropped: Counter[tuple[str, str, str]] = Counter()
         self._new_requests: list[Future[None]] = []
-        self._is_closed = False
         self._give_up_at = float("inf")
         self._dropped_rows = 0
         self._requests: list[Future[None]] = []
@@ -122,14 +147,20 @@ class LedgerWriter:
         self._written_files = 0
         self._swept: set[str] = set()
         self._error: BaseException | None = None
+        self._asked_at: float | None = None  # when the store was given the file that it has not answered for
         #: Rows that could not be stored because of a value in them.
         self.unfit_rows = 0
         self._thread = threading.Thread(target=self._run, name="twinbus-ledger", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+
+    def forked(self) -> None:
+        """This process is a fork, which has no thread of ours."""
+        if not self._is_closed:
+            self._start()
 
     # ---- for everybody ----
 
+    @prompt
     def record(self, operation: Operation) -> None:
         """Have a row written, some time. Never raises and never waits."""
         self.offer(operation)
@@ -163,6 +194,15 @@ class LedgerWriter:
     def last_error(self) -> BaseException | None:
         """Why the store did not take the last file; None if it did."""
         return self._error
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps the store from taking rows, in a few words; None if nothing does."""
+        error, asked_at = self._error, self._asked_at
+        if error is not None:
+            return reason_of(error)
+        seconds = 0.0 if asked_at is None else self._monotonic() - asked_at
+        return f"the store has not answered for {seconds:.0f} s" if seconds >= SLOW_SECONDS else None
 
     def status(self) -> WriterStatus:
         with self._lock:
@@ -260,7 +300,11 @@ class LedgerWriter:
     def _put_pending(self) -> None:
         while self._pending:
             file = self._pending[0]
-            self._store.put(file.folder, file.name, file.data)
+            self._asked_at = self._monotonic()
+            try:
+                self._store.put(file.folder, file.name, file.data)
+            finally:
+                self._asked_at = None
             self._pending.popleft()
             self._written_rows += file.rows
             self._written_files += 1

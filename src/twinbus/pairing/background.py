@@ -12,9 +12,12 @@ from collections.abc import Callable
 
 from azure.servicebus.aio import ServiceBusClient
 
+from twinbus.ledger.recorder import DurableRecorder, trouble_of
+
 from .core import DuePing, DueProbe, Entity, Pairing
 from .duplicates import DuplicateWindows
 from .events import Moved
+from .ledger_health import WRITER
 from .namespaces import Namespace
 from .ping import ping
 from .policy import retires_queue
@@ -31,6 +34,8 @@ logger = logging.getLogger("twinbus.pairing")
 MAX_PINGS = 64
 #: Seconds between two looks for links that are not needed any more.
 CLOSE_IDLE_EVERY = 15.0
+#: Seconds between two looks at the ledger's writer.
+WATCH_LEDGER_EVERY = 0.5
 
 
 class Background:
@@ -63,6 +68,8 @@ class Background:
         self._pairing.on_queue_missing = self._queue_missing
         self._tasks.begin(self._act_by_the_clock)
         self._tasks.begin(self._measure_lag)
+        if self._pairing.ledger is not None:
+            self._tasks.begin(self._watch_ledger, self._pairing.ledger)
         self._tasks.begin(self._tasks.repeat, self._close_idle_links, CLOSE_IDLE_EVERY)
         try:
             await self.standby.prepare()
@@ -105,7 +112,7 @@ class Background:
 
     def _broken(self, error: Exception) -> None:
         """Without pings nobody would ever come back from a failover: better to say so."""
-        logger.error("The background of %s has stopped", self._pairing.name, exc_info=error)
+        logger.error("%s: the background has stopped", self._pairing.label, exc_info=error)
         self._pairing.set_fault("its background has stopped", error)
 
     def _queue_missing(self, index: int) -> None:
@@ -149,7 +156,7 @@ class Background:
         """Open a link of our own: no caller waited long enough to tell whether the place answers."""
         pairing, place = self._pairing, due.place
         if isinstance(place, Entity):
-            link, counts = Link(self._pinging.get_queue_sender(place.path), place.path), pairing.options.policy.counts
+            link, counts = Link(self._pinging.get_queue_sender(place.path), place.path), pairing.counts
         else:
             path = pairing.queue_path(place)
             link, counts = Link(self._probing.get_queue_sender(path), path), retires_queue
@@ -174,6 +181,17 @@ class Background:
                 await asyncio.sleep(lag.interval)
         finally:
             lag.stop()
+
+    async def _watch_ledger(self, ledger: DurableRecorder) -> None:
+        """Report when the ledger takes no rows, and when it takes them again."""
+        health = self._pairing.ledger_health
+        while True:
+            trouble = trouble_of(ledger)
+            if trouble is None:
+                health.works(WRITER)
+            else:
+                health.failed(WRITER, trouble)
+            await asyncio.sleep(WATCH_LEDGER_EVERY)
 
     async def _close_idle_links(self) -> float:
         for connections in (self._pairing.primary_connections, self._pairing.backlog_connections):

@@ -8,6 +8,7 @@ there is something new to wait for.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -18,12 +19,13 @@ from weakref import WeakKeyDictionary
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.ledger.recorder import NullRecorder, Recorder
+from twinbus.ledger.recorder import DurableRecorder, NullRecorder, Recorder, is_prompt
 
-from .errors import PairedClientFaultedError, TwinbusError
+from .errors import ForkedClientError, PairedClientFaultedError, TwinbusError
 from .events import (
     BacklogQueueRestored,
     BacklogQueueRetired,
+    Callback,
     Event,
     EventBus,
     FailedOver,
@@ -33,15 +35,21 @@ from .events import (
     Recovered,
     StarvedWarning,
     Suspected,
+    SuspicionCleared,
+    check_callback,
 )
 from .evidence import Evidence
 from .failover import FailedOver as OverState
 from .failover import FailoverMachine, Healthy, Routing, State, Suspect, Transition
+from .foreign_calls import CALLBACK, POLICY, ForeignCalls, Question
+from .forks import watch_forks
 from .lag import LATE_SHARE, Lag
+from .ledger_health import LedgerHealth
 from .naming import backlog_path, check_primary_name, entity_key
 from .options import SendAvailabilityOptions
-from .policy import Cause, cause_of
+from .policy import Cause, FailoverPolicy, cause_of
 from .rotation import Rotation, SenderChoice
+from .sending.budget import NO_RETRY_OPTIONS, Retries
 from .sending.slots import Connections
 from .sessions import DivertedSessions, SessionTurns
 
@@ -113,17 +121,32 @@ class Pairing:
         *,
         name: str = "",
         client: str = "",
+        address: str = "",
         recorder: Recorder | None = None,
+        primary_retries: Retries = NO_RETRY_OPTIONS,
+        backlog_retries: Retries = NO_RETRY_OPTIONS,
         clock: Clock = time.monotonic,
         random: Random | None = None,
     ) -> None:
         self.options = options
+        self.primary_retries, self.backlog_retries = primary_retries, backlog_retries
         self.primary_name = primary_name
         #: How the ledger calls the pairing, and this one of its clients.
         self.name = name or primary_name
         self.client = client
-        self.recorder: Recorder = recorder or NullRecorder()
+        #: Functions of the application: whatever they do, sends, pings and provisioning go on.
+        self.foreign = ForeignCalls()
+        self.recorder: Recorder = self._trusted(recorder)
+        #: The recorder, if it can say when rows are stored for good.
+        self.ledger = recorder if isinstance(recorder, DurableRecorder) else None
+        #: Whether a failure counts, by the option `policy`.
+        self.counts: Callable[[BaseException], bool] = options.policy.counts
+        if not options.policy.is_own:
+            default = FailoverPolicy.availability().counts
+            self.counts = Question(POLICY, options.policy.counts, default, self.foreign.mishaps)
+        self._address = address
         self.events = EventBus()
+        self.ledger_health = LedgerHealth(self.events)
         self.clock = clock
         #: Called, in any thread, when there is something new to wait for or to do; the background sets it.
         self.wake: Callable[[], None] = lambda: None
@@ -144,6 +167,20 @@ class Pairing:
         self.primary_connections = Connections(options.max_connections)
         self.backlog_connections = Connections(options.max_connections)
         self._fault: PairedClientFaultedError | None = None
+        self._made_in = os.getpid()
+        watch_forks(self)
+
+    @property
+    def label(self) -> str:
+        """What log lines call the pairing: its name or, as long as it has none, the address of the primary."""
+        return self.name or self._address or "unnamed pairing"
+
+    def _trusted(self, recorder: Recorder | None) -> Recorder:
+        if recorder is None:
+            return NullRecorder()
+        if not callable(getattr(recorder, "record", None)):
+            raise TypeError(f"recorder must have a method record, such as a LedgerWriter, not {recorder!r}")
+        return recorder if is_prompt(recorder) else self.foreign.recorder(recorder)
 
     def learn_primary_name(self, primary_name: str) -> None:
         """The primary has told its name. Raises `ValueError` if it cannot be the first part of a path."""
@@ -415,7 +452,7 @@ class Pairing:
             logger.warning(
                 "%s: this process ran %.1f s late. It is too busy to judge the primary: attempts without an answer do"
                 " not count meanwhile.",
-                self.name,
+                self.label,
                 late,
             )
             self.publish(StarvedWarning(lag=late))
@@ -433,7 +470,7 @@ class Pairing:
             transitions = ping.entity.machine.ping_failed(self.clock(), ping.epoch)
             interval = ping.entity.machine.ping_interval
         self._announce(ping.entity, transitions)
-        logger.info("A ping of %s failed: %s", ping.entity.path, type(error).__name__)
+        logger.info("%s: a ping of %s failed: %s", self.label, ping.entity.path, type(error).__name__)
         self.publish(PingFailed(entity=ping.entity.path, error=error, next_ping_in=interval))
         self.wake()
 
@@ -449,7 +486,7 @@ class Pairing:
             if self._fault is not None:
                 return
             self._fault = PairedClientFaultedError(reason, cause)
-        logger.error("The pairing %s has faulted: %s", self.name, reason)
+        logger.error("%s: the pairing has faulted: %s", self.label, reason)
         self.publish(Faulted(error=self._fault))
         self.wake()
 
@@ -458,7 +495,32 @@ class Pairing:
         if self._fault is not None:
             raise self._fault.with_traceback(None)
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy in a forked child. Its connections belong to the parent: they are not even closed."""
+        return isinstance(self._fault, ForkedClientError)
+
+    def forked(self) -> None:
+        """This process is a fork: every later call raises."""
+        self._fault = ForkedClientError(self._made_in, os.getpid())
+
     # ---- events ----
+
+    def on_event(self, callback: Callback) -> Callable[[], None]:
+        """Call a function of the application with every event, on a helper thread; returns the function that ends it.
+
+        Raises:
+            TypeError: `callback` is not a plain function.
+        """
+        check_callback(callback)
+        relay = self.foreign.relay(CALLBACK, callback)
+        unsubscribe = self.events.subscribe(relay.put)
+
+        def end() -> None:
+            unsubscribe()
+            self.foreign.forget(relay)
+
+        return end
 
     def publish(self, event: Event) -> None:
         self.events.publish(event)
@@ -467,14 +529,18 @@ class Pairing:
         for transition in transitions:
             path, error = entity.path, entity.last_error
             if transition is Transition.SUSPECTED and error is not None:
-                logger.warning("%s is suspect: %s", path, type(error).__name__)
+                logger.warning("%s: %s is suspect: %s", self.label, path, type(error).__name__)
                 self.publish(Suspected(entity=path, error=error))
+            elif transition is Transition.CLEARED:
+                entity.last_error = None
+                logger.warning("%s: %s is no longer suspect", self.label, path)
+                self.publish(SuspicionCleared(entity=path))
             elif transition is Transition.FAILED_OVER:
-                logger.warning("%s has failed over: its messages go to the backlog", path)
+                logger.warning("%s: %s has failed over: its messages go to the backlog", self.label, path)
                 self.publish(FailedOver(entity=path, error=None if forced else error, forced=forced))
             elif transition is Transition.RECOVERED:
                 entity.last_error = None
-                logger.warning("%s is back: its messages go to the primary", path)
+                logger.warning("%s: %s is back: its messages go to the primary", self.label, path)
                 self.publish(Recovered(entity=path, forced=forced))
             if transition in (Transition.FAILED_OVER, Transition.RECOVERED):
                 for listener in list(entity.listeners):

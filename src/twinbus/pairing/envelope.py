@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
@@ -20,6 +20,7 @@ from .message_size import message_size, text_size
 
 #: A message as the SDK's sender takes it.
 Message = ServiceBusMessage | AmqpAnnotatedMessage
+_Part = TypeVar("_Part")
 
 MAX_PATH_LENGTH = 260
 MAX_SESSION_ID_LENGTH = 128
@@ -207,9 +208,9 @@ def detached(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:
     """A copy that stays as it is whatever the owner of the message changes, but for its body."""
     copied = _copied(raw)
     if raw.properties is not None:
-        copied.properties = copy.copy(raw.properties)
+        copied.properties = _copied(raw.properties)
     if raw.header is not None:
-        copied.header = copy.copy(raw.header)
+        copied.header = _copied(raw.header)
     if raw.application_properties:
         copied.application_properties = dict(raw.application_properties)
     if raw.annotations:
@@ -217,10 +218,10 @@ def detached(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:
     return copied
 
 
-def _copied(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:
+def _copied(part: _Part) -> _Part:
     """A copy that shares its parts: `copy.copy` takes five times as long."""
-    copied = object.__new__(type(raw))
-    copied.__dict__.update(raw.__dict__)
+    copied = object.__new__(type(part))
+    copied.__dict__.update(part.__dict__)
     return copied
 
 

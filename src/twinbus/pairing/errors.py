@@ -3,12 +3,14 @@
     ServiceBusError  (azure.servicebus.exceptions)
     └── TwinbusError
         ├── PairedClientFaultedError
+        │   └── ForkedClientError
         ├── BacklogUnavailableError
         ├── BacklogConfigurationError
         ├── BacklogNotReadyError
         ├── NamespacesSwappedError
         ├── ScheduledInBacklogError
         ├── EntityFailedOverError
+        ├── EntityNotFoundError    also a MessagingEntityNotFoundError
         ├── AttemptTimeoutError    also an OperationTimeoutError
         ├── NoFreeLinkError        also an OperationTimeoutError
         ├── HungCallsError         also an OperationTimeoutError
@@ -21,7 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError, ServiceBusError
+from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
+    MessagingEntityNotFoundError,
+    OperationTimeoutError,
+    ServiceBusError,
+)
 
 
 class TwinbusError(ServiceBusError):
@@ -31,12 +38,24 @@ class TwinbusError(ServiceBusError):
 class PairedClientFaultedError(TwinbusError):
     """The pairing was faulted, and every later call fails. `cause` says why; make a new client."""
 
-    def __init__(self, reason: str, cause: BaseException | None = None) -> None:
+    def __init__(self, reason: str, cause: BaseException | None = None, *, advice: str = "Make a new one.") -> None:
         because = f" Cause: {_in_short(cause)}." if cause else ""
-        super().__init__(f"The paired client has faulted: {reason}.{because} Make a new one.", error=cause)
+        super().__init__(f"The paired client has faulted: {reason}.{because} {advice}", error=cause)
         self.reason = reason
         self.cause = cause
         self.__cause__ = cause
+
+
+class ForkedClientError(PairedClientFaultedError):
+    """The client is used in a process that was forked after it was made. `made_in` is the process that has made it."""
+
+    def __init__(self, made_in: int, process: int) -> None:
+        super().__init__(
+            f"it was made in process {made_in}, and this is a fork of that, process {process}",
+            advice="Make the client after the fork: with gunicorn's preload_app in the hook post_fork, with"
+            " multiprocessing in the worker function or in the initializer of the pool.",
+        )
+        self.made_in = made_in
 
 
 class BacklogUnavailableError(TwinbusError):
@@ -45,6 +64,9 @@ class BacklogUnavailableError(TwinbusError):
     `primary_error` is why the primary was given up (None if the failover was forced), `backlog_errors` maps the path
     of each queue that was tried, or is out of rotation, to what went wrong there. With `may_be_accepted` an attempt got
     no answer: the message may be stored all the same, and sent again it may arrive twice. Otherwise it is nowhere.
+
+    Messages that do not fit one batch are stored in parts. `accepted_ids` are the ids of those that were stored for
+    certain before the error, from the first on. Sent again all with their ids, duplicate detection removes those.
     """
 
     def __init__(
@@ -54,17 +76,26 @@ class BacklogUnavailableError(TwinbusError):
         backlog_errors: Mapping[str, BaseException],
         *,
         may_be_accepted: bool = False,
+        message_ids: Sequence[str] = (),
+        accepted: int = 0,
     ) -> None:
         primary = _in_short(primary_error) if primary_error else "failed over by hand"
         queues = "; ".join(f"{queue}: {_in_short(error)}" for queue, error in backlog_errors.items())
+        subject = "The message"
         result = "may have been accepted: an attempt got no answer" if may_be_accepted else "was not accepted anywhere"
+        if accepted:
+            subject = f"The first {accepted} of {len(message_ids)} messages"
+            result = "were accepted by the backlog, the others " + (
+                "may have been: an attempt got no answer" if may_be_accepted else "were not"
+            )
         super().__init__(
-            f"The message for '{entity}' {result}. Primary: {primary}."
+            f"{subject} for '{entity}' {result}. Primary: {primary}."
             f" Backlog: {queues or 'no queue was tried'}. Send it again later, with the same message_id.",
             error=primary_error,
         )
         self.entity = entity
         self.may_be_accepted = may_be_accepted
+        self.accepted_ids = tuple(message_ids[:accepted])
         self.primary_error = primary_error
         self.backlog_errors = dict(backlog_errors)
         self.__cause__ = next(reversed(self.backlog_errors.values()), primary_error)
@@ -135,6 +166,20 @@ class EntityFailedOverError(TwinbusError):
     def __init__(self, entity: str, what: str) -> None:
         super().__init__(f"Cannot {what}: '{entity}' is failed over, and the backlog cannot do it. Try again later.")
         self.entity = entity
+
+
+class EntityNotFoundError(TwinbusError, MessagingEntityNotFoundError):
+    """The namespace has no such queue, topic or subscription. `namespace` is its host."""
+
+    def __init__(self, entity: str, namespace: str, cause: ServiceBusError) -> None:
+        MessagingEntityNotFoundError.__init__(
+            self,
+            message=f"The namespace '{namespace}' has no entity '{entity}'. Check the name, or create the entity.",
+            error=cause,
+        )
+        self.entity = entity
+        self.namespace = namespace
+        self.__cause__ = cause
 
 
 class AttemptTimeoutError(TwinbusError, OperationTimeoutError):

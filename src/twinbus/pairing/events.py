@@ -32,6 +32,13 @@ class Suspected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuspicionCleared(Event):
+    """The primary has accepted a message for an entity that was suspect, before it failed over."""
+
+    entity: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailedOver(Event):
     """Messages for the entity go to the backlog from now on. `error` is the last failure, if any was seen."""
 
@@ -106,6 +113,22 @@ class PumpStopped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerUnavailable(Event):
+    """The ledger takes no rows; `message` says why. Sends go on. It is tried again until a `LedgerAvailable`.
+
+    `stops_syphon`: the hosted syphon moves nothing meanwhile, because `ledger_mode` is "required".
+    """
+
+    message: str
+    stops_syphon: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerAvailable(Event):
+    """The ledger takes rows again after a `LedgerUnavailable`, and a hosted syphon goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted(Event):
     """The pairing is out of order for good: every later call raises `PairedClientFaultedError`."""
 
@@ -159,6 +182,12 @@ class NamespacesLookSwapped(Event):
 Callback = Callable[[Event], None]
 
 
+def check_callback(callback: Callback) -> None:
+    """Raise `TypeError` if a callback is not a plain function; nobody would await a coroutine."""
+    if not callable(callback) or inspect.iscoroutinefunction(callback):
+        raise TypeError(f"callback must be a plain function that takes an event, not {callback!r}")
+
+
 class EventBus:
     """Brings events to whoever asked for them, in the thread or task where they happen. Thread-safe."""
 
@@ -169,11 +198,8 @@ class EventBus:
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Call `callback` with every event from now on; returns the function that ends it.
 
-        Raises:
-            TypeError: `callback` is not a plain function; nobody would await a coroutine.
+        It must not wait. `Pairing.on_event` is for functions of the application, which may.
         """
-        if not callable(callback) or inspect.iscoroutinefunction(callback):
-            raise TypeError(f"callback must be a plain function that takes an event, not {callback!r}")
         subscription = object()
         with self._lock:
             self._callbacks[subscription] = callback
@@ -190,11 +216,11 @@ class EventBus:
         return bool(self._callbacks)
 
     def publish(self, event: Event) -> None:
-        """Tell everybody. A callback that raises is logged and changes nothing: sends must go on."""
+        """Tell everybody. A subscriber that raises is logged and changes nothing: sends must go on."""
         with self._lock:
             callbacks = list(self._callbacks.values())
         for callback in callbacks:
             try:
                 callback(event)
             except Exception:
-                logger.exception("A callback failed for the event %s", type(event).__name__)
+                logger.exception("A subscriber failed for the event %s", type(event).__name__)

@@ -7,6 +7,7 @@ collects them, and where they go, is the business of the application's `MeterPro
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from weakref import WeakSet
 from . import events
 from .core import Pairing
 from .failover import FailedOver, Healthy
+from .foreign_calls import CALLBACK, DROPPED, POLICY, RECORDER
+from .forks import watch_forks
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -30,6 +33,7 @@ _COUNTED: dict[type[events.Event], tuple[str, str, str, tuple[str, ...]]] = {
     events.Moved: ("twinbus.messages.moved", "{message}", "Messages the syphon brought home", ("entity", "queue")),
     events.BacklogQueueRetired: ("twinbus.retirements", "{retirement}", "Queues that left the rotation", ("queue",)),
     events.PumpStopped: ("twinbus.pumps.stopped", "{pump}", "Pumps that stopped for good", ("queue",)),
+    events.LedgerUnavailable: ("twinbus.ledger.failures", "{failure}", "Times the ledger took no rows", ()),
     events.Faulted: ("twinbus.faults", "{fault}", "Pairings that faulted", ()),
 }
 
@@ -58,8 +62,8 @@ class Instruments:
 
     def __init__(self, meter: Meter, observation: type[Observation]) -> None:
         self._observation = observation
-        self._lock = threading.Lock()
-        self._watched: WeakSet[Pairing] = WeakSet()
+        self.forked()
+        watch_forks(self)
         self._counters = {
             kind: (meter.create_counter(name, unit, description), fields)
             for kind, (name, unit, description, fields) in _COUNTED.items()
@@ -72,7 +76,18 @@ class Instruments:
             "twinbus.sessions.diverted", [self._sessions], "{session}", "Sessions that go through the backlog"
         )
 
+        meter.create_observable_counter(
+            "twinbus.application.errors",
+            [self._errors],
+            "{error}",
+            "Failed calls of callbacks, recorder or policy",
+        )
         meter.create_observable_gauge("twinbus.lag", [self._lag], "s", "How late the client's event loop ran")
+
+    def forked(self) -> None:
+        """The pairings of a parent process are not measured by its forked children."""
+        self._lock = threading.Lock()
+        self._watched: WeakSet[Pairing] = WeakSet()
 
     def watch(self, pairing: Pairing) -> Callable[[], None]:
         with self._lock:
@@ -121,6 +136,16 @@ class Instruments:
         for pairing in self._pairings():
             latest[pairing.name] = max(latest.get(pairing.name, 0.0), pairing.lag.latest)
         return [self._observation(seconds, {"twinbus.pairing": name}) for name, seconds in latest.items()]
+
+    def _errors(self, _: CallbackOptions) -> Iterable[Observation]:
+        counts: Counter[tuple[str, str]] = Counter()
+        for pairing in self._pairings():
+            for role in (RECORDER, CALLBACK, POLICY, DROPPED):
+                counts[pairing.name, role] += pairing.foreign.mishaps[role]
+        return [
+            self._observation(count, {"twinbus.pairing": name, "twinbus.role": role})
+            for (name, role), count in counts.items()
+        ]
 
     def _sessions(self, _: CallbackOptions) -> Iterable[Observation]:
         diverted: dict[str, int] = {}

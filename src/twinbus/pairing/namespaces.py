@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
-from azure.servicebus import ServiceBusClient
+from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 
 from .connection_strings import ConnectionString
-from .naming import primary_name_of
+from .http_proxy import HttpProxy, is_direct
+from .naming import bracketed, host_of, primary_name_of
+from .sdk.addresses import connection_options
+from .sdk.proxy_logs import hide_proxy_login
 from .sdk.tls import client_tls
-from .sdk.tokens import BoundedCredential
+from .sdk.tokens import TOKEN_TIMEOUT, AwaitedCredential, BoundedCredential
 from .sdk.version import check_options, development_address, has_option
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 #: Runs a coroutine elsewhere and waits for its result, at most so many seconds.
 Run = Callable[[Coroutine[Any, Any, Any], float], Any]
 
-#: Bounds for what the SDK would wait for without one. An attempt is given up on after `attempt_timeout` anyway.
-TOKEN_TIMEOUT = 60.0
+#: The SDK would wait for a handshake without a bound.
 HANDSHAKE_TIMEOUT = 30.0
 
 # What the administration client understands of the options of the other clients.
@@ -42,22 +42,21 @@ class Namespace:
     Keys and tokens never show in its text.
 
     Raises:
-        ValueError: the host is empty.
-        TypeError: the credential is none.
+        ValueError: the host is empty, or `http_proxy` is malformed.
+        TypeError: the credential is none, or `transport_type` or `http_proxy` has the wrong type.
     """
 
     def __init__(self, fully_qualified_namespace: str, credential: Any, **client_options: Any) -> None:
         if not fully_qualified_namespace or not fully_qualified_namespace.strip():
             raise ValueError("fully_qualified_namespace must be the host of a namespace, not an empty text")
-        if not _is_fixed(credential) and not callable(getattr(credential, "get_token", None)):
-            raise TypeError(
-                "credential must have get_token, or be an AzureNamedKeyCredential or AzureSasCredential,"
-                f" not a {type(credential).__name__}"
-            )
-        self.fully_qualified_namespace = fully_qualified_namespace.strip()
+        check_credential(credential)
+        self.fully_qualified_namespace = bracketed(fully_qualified_namespace.strip())
         self.credential = credential
         self.client_options: Mapping[str, Any] = MappingProxyType(client_options)
         self._tls: ssl.SSLContext | None = None
+        self.uses_websocket = _uses_websocket(client_options)
+        #: What the connections go through, administration included; the environment is read once, here.
+        self.proxy = self._find_proxy()
 
     @classmethod
     def from_connection_string(cls, text: str, **client_options: Any) -> Namespace:
@@ -127,12 +126,26 @@ class Namespace:
         return AsyncServiceBusClient(**self.async_arguments(**overrides))
 
     def check_options(self) -> None:
-        """Refuse client options that the installed SDK would ignore: its clients cannot be made with them.
+        """Refuse client options that the installed SDK ignores, and a place that it cannot connect to that way.
 
         Raises:
             ValueError: the message names the option and what to do.
         """
         check_options(self.client_options)
+        self._connection_options(None)
+        self.check_proxy()
+
+    def check_proxy(self) -> None:
+        """Refuse a proxy for a development namespace in plain text.
+
+        Raises:
+            ValueError: the message says what to do.
+        """
+        if self.proxy is not None and not self.use_tls:
+            raise ValueError(
+                "http_proxy needs TLS: proxies do not tunnel plain text. Leave it out, or leave out"
+                " UseDevelopmentEmulator and use_tls"
+            )
 
     def sync_arguments(self, run: Run | None = None, **overrides: Any) -> dict[str, Any]:
         """What `ServiceBusClient`, or a class made from it, is called with.
@@ -148,17 +161,32 @@ class Namespace:
             credential = _Blocking(credential, run)
         elif not _is_fixed(credential):
             credential = BoundedCredential(credential, TOKEN_TIMEOUT)
-        return self._arguments(credential, overrides)
+        http_proxy = None if self.proxy is None else self.proxy.for_sync_client()
+        return self._arguments(credential, http_proxy, overrides)
 
     def async_arguments(self, **overrides: Any) -> dict[str, Any]:
         """The same for the asynchronous client."""
-        return self._arguments(self._async_credential(), overrides)
+        http_proxy = None if self.proxy is None else self.proxy.for_async_client()
+        if self.proxy is not None and self.proxy.username is not None:
+            hide_proxy_login()
+        return self._arguments(self._async_credential(), http_proxy, overrides)
 
-    def _arguments(self, credential: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    def _arguments(
+        self, credential: Any, http_proxy: dict[str, Any] | None, overrides: dict[str, Any]
+    ) -> dict[str, Any]:
         tls = {"ssl_context": self.tls_context()} if has_option("ssl_context") else {}
-        options = {**self.client_options, **tls, **overrides}
+        options = {**self.client_options, **tls, **self._connection_options(http_proxy), **overrides}
         check_options(options)
         return {**self._address, "credential": credential, **options}
+
+    def _connection_options(self, http_proxy: dict[str, Any] | None) -> dict[str, Any]:
+        return connection_options(
+            self.fully_qualified_namespace,
+            self.use_tls,
+            self.uses_websocket,
+            http_proxy,
+            self.client_options.get("custom_endpoint_address"),
+        )
 
     def administration(self) -> ServiceBusAdministrationClient:
         """The SDK's administration client; call it where an event loop runs. One request is one attempt."""
@@ -168,7 +196,7 @@ class Namespace:
         options: dict[str, Any] = {
             name: self.client_options[name] for name in _ADMINISTRATION_OPTIONS if name in self.client_options
         }
-        options |= {"retry_total": 0, "proxies": self._proxies()}
+        options |= {"retry_total": 0, "proxies": self._administration_proxies()}
         signature = credential if isinstance(credential, AzureSasCredential) else None
         options["transport"] = AdministrationTransport(self.tls_context(), self.use_tls, signature)
         if isinstance(credential, AzureNamedKeyCredential):
@@ -194,26 +222,26 @@ class Namespace:
 
     def _async_credential(self) -> Any:
         credential = self.credential
-        return credential if _is_fixed(credential) or _is_async(credential) else _Awaited(credential)
+        if _is_fixed(credential) or _is_async(credential):
+            return credential
+        return AwaitedCredential(credential, TOKEN_TIMEOUT)
 
-    def _proxies(self) -> dict[str, str] | None:
-        proxy = self.client_options.get("http_proxy")
-        if not proxy:
+    def _find_proxy(self) -> HttpProxy | None:
+        """The proxy of the options, or for WebSockets over TLS that of HTTPS_PROXY; none if NO_PROXY names the host.
+
+        The SDK's synchronous client reads both variables, its asynchronous one neither. One rule holds for all.
+        """
+        given = self.client_options.get("http_proxy")
+        proxy = None if given is None else HttpProxy.of_option(given)
+        if proxy is None and self.uses_websocket and self.use_tls:
+            proxy = HttpProxy.of_environment()
+        return None if proxy is None or is_direct(host_of(self.fully_qualified_namespace)) else proxy
+
+    def _administration_proxies(self) -> dict[str, str] | None:
+        """For requests over HTTP; without an entry the SDK reads the environment."""
+        if self.proxy is None:
             return None
-        user, password = proxy.get("username"), proxy.get("password")
-        login = f"{quote(user, safe='')}:{quote(password or '', safe='')}@" if user else ""
-        address = f"http://{login}{proxy['proxy_hostname']}:{proxy['proxy_port']}"
-        return {"https": address, "http": address}
-
-
-class _Awaited:
-    """A synchronous token credential for an asynchronous client; asking it may take the network, hence the thread."""
-
-    def __init__(self, credential: Any) -> None:
-        self._credential = credential
-
-    async def get_token(self, *scopes: str, **options: Any) -> Any:
-        return await asyncio.to_thread(self._credential.get_token, *scopes, **options)
+        return dict.fromkeys(("https", "http"), self.proxy.url_with_login)
 
 
 class _Blocking:
@@ -225,6 +253,36 @@ class _Blocking:
 
     def get_token(self, *scopes: str, **options: Any) -> Any:
         return self._run(self._credential.get_token(*scopes, **options), TOKEN_TIMEOUT)
+
+
+def is_credential(value: Any) -> bool:
+    """Whether this can be used to log in to a namespace."""
+    return _is_fixed(value) or callable(getattr(value, "get_token", None))
+
+
+def check_credential(credential: Any) -> None:
+    """Raise `TypeError` if this is no credential. The message does not show it: it may be a key."""
+    if not is_credential(credential):
+        raise TypeError(
+            "credential must have get_token, or be an AzureNamedKeyCredential or AzureSasCredential,"
+            f" not a {type(credential).__name__}"
+        )
+
+
+def _uses_websocket(options: Mapping[str, Any]) -> bool:
+    """Whether the SDK takes WebSockets: on request, for a proxy, and by default for a `custom_endpoint_address`.
+
+    Raises:
+        TypeError: `transport_type` is none.
+    """
+    transport = options.get("transport_type")
+    if transport is not None and not isinstance(transport, TransportType):
+        raise TypeError(
+            f"transport_type must be TransportType.Amqp or TransportType.AmqpOverWebsocket, not {transport!r}"
+        )
+    if options.get("http_proxy") is not None or transport is TransportType.AmqpOverWebsocket:
+        return True
+    return transport is None and bool(options.get("custom_endpoint_address"))
 
 
 def _is_fixed(credential: Any) -> bool:

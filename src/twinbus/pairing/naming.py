@@ -45,17 +45,23 @@ def primary_name_of(host: str) -> str | None:
     None if the host has no name to go by: for an address, and for `localhost`, which is the name of an address. One
     namespace must not get two sets of backlog queues because it was dialled in two ways; ask the namespace itself.
     """
-    name = _without_port(host.strip().lower()).rstrip(".")
+    name = host_of(host.strip().lower()).rstrip(".")
     if name == "localhost" or _is_address(name):
         return None
     return name.partition(".")[0] or None
 
 
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
+def bracketed(authority: str) -> str:
+    """A host with or without a port; an IPv6 address that stands alone gets its brackets."""
+    return f"[{authority}]" if authority.count(":") > 1 and not authority.startswith("[") else authority
+
+
+def host_of(authority: str) -> str:
+    """The host of an authority, which may carry a port; an IPv6 address has no brackets."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0]
     # More than one colon is an IPv6 address without brackets.
-    return host.partition(":")[0] if host.count(":") == 1 else host
+    return authority.partition(":")[0] if authority.count(":") == 1 else authority
 
 
 def _is_address(name: str) -> bool:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, get_args, overload
 
+from twinbus.ledger.proof import LedgerMode
+
+from .checks import check_choice, check_count, check_type, number
 from .failover import MAX_PING_INTERVAL
 from .naming import check_primary_name, entity_key, is_entity_path
 from .policy import FailoverPolicy
@@ -20,9 +23,6 @@ Order = Literal["session"]
 MINUTE = 60.0
 #: The most links of one sender to one place, and the most connections that a namespace takes.
 MAX_LINKS, MAX_CONNECTIONS = 256, 5000
-
-
-_MAX_NUMBER = 1e300
 
 
 class Duration:
@@ -46,7 +46,7 @@ class Duration:
         return self._default if instance is None else instance.__dict__[self._name]
 
     def __set__(self, instance: object, value: float | timedelta) -> None:
-        seconds = value.total_seconds() if isinstance(value, timedelta) else _number(self._name, value)
+        seconds = value.total_seconds() if isinstance(value, timedelta) else number(self._name, value)
         if not self._minimum <= seconds <= self._maximum or math.isinf(seconds):
             raise ValueError(f"{self._name} must be {self._bounds()}, not {value!r}")
         instance.__dict__[self._name] = seconds
@@ -64,6 +64,8 @@ class SyphonOptions:
     `poll` is how long one receive waits for a message, `retry_min` and `retry_max` bound the back-off for a destination
     that fails, a message that its destination refused `poison_tries` times is dead-lettered, `rate` is the most
     messages a second (None: no limit), and `destinations` the only entities that messages are moved to (None: all).
+    With a ledger, `ledger_mode` "required" completes nothing that the ledger does not have, and waits while it takes no
+    rows; "best_effort" goes on without it.
 
     Raises:
         ValueError: a value is out of its bounds; the message names the field, the bound and the value.
@@ -76,17 +78,19 @@ class SyphonOptions:
     poison_tries: int = 10
     rate: float | None = None
     destinations: Collection[str] | None = None
+    ledger_mode: LedgerMode = "required"
 
     def __post_init__(self) -> None:
         if self.retry_max < self.retry_min:
             raise ValueError(
                 f"retry_max must be at least retry_min, which is {self.retry_min:g} s, not {self.retry_max:g}"
             )
-        _check_count("poison_tries", self.poison_tries)
-        if self.rate is not None and not 0 < _number("rate", self.rate) < math.inf:
+        check_count("poison_tries", self.poison_tries)
+        if self.rate is not None and not 0 < number("rate", self.rate) < math.inf:
             raise ValueError(f"rate must be above 0 messages a second, or None for no limit, not {self.rate!r}")
         if self.destinations is not None:
             object.__setattr__(self, "destinations", _paths(self.destinations))
+        check_choice("ledger_mode", self.ledger_mode, get_args(LedgerMode))
 
     def allows(self, destination: str) -> bool:
         """Whether messages may be moved to this entity."""
@@ -131,52 +135,27 @@ class SendAvailabilityOptions:
     syphon: SyphonOptions = field(default_factory=SyphonOptions)
 
     def __post_init__(self) -> None:
-        _check_count("backlog_queue_count", self.backlog_queue_count)
-        _check_count("max_links", self.max_links, MAX_LINKS)
-        _check_count("max_connections", self.max_connections, MAX_CONNECTIONS)
+        check_count("backlog_queue_count", self.backlog_queue_count)
+        check_count("max_links", self.max_links, MAX_LINKS)
+        check_count("max_connections", self.max_connections, MAX_CONNECTIONS)
         for name in ("enable_syphon", "create_backlog", "strict", "refuse_oversize"):
-            _check_type(name, getattr(self, name), bool)
-        _check_choice("probe", self.probe, get_args(Probe))
-        _check_choice("while_suspect", self.while_suspect, get_args(WhileSuspect))
-        _check_choice("ttl", self.ttl, get_args(TimeToLive))
-        _check_choice("order", self.order, (None, *get_args(Order)))
-        _check_type("policy", self.policy, FailoverPolicy)
-        _check_type("syphon", self.syphon, SyphonOptions)
+            check_type(name, getattr(self, name), bool)
+        check_choice("probe", self.probe, get_args(Probe))
+        check_choice("while_suspect", self.while_suspect, get_args(WhileSuspect))
+        check_choice("ttl", self.ttl, get_args(TimeToLive))
+        check_choice("order", self.order, (None, *get_args(Order)))
+        check_type("policy", self.policy, FailoverPolicy)
+        check_type("syphon", self.syphon, SyphonOptions)
         if self.primary_name is not None:
-            _check_type("primary_name", self.primary_name, str)
+            check_type("primary_name", self.primary_name, str)
             check_primary_name(self.primary_name)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {value!r}")
-    # An int may be too large for a float.
-    return float(value) if abs(value) < _MAX_NUMBER else math.inf
-
-
-def _check_count(name: str, value: Any, maximum: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if not 1 <= value <= maximum:
-        bounds = "at least 1" if maximum == math.inf else f"from 1 to {maximum:g}"
-        raise ValueError(f"{name} must be {bounds}, not {value!r}")
-
-
-def _check_type(name: str, value: Any, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 def _paths(destinations: Any) -> frozenset[str]:
     if isinstance(destinations, str) or not isinstance(destinations, Collection):
         raise TypeError(f"destinations must be a collection of paths, or None for all, not {destinations!r}")
     for path in destinations:
-        _check_type("each of destinations", path, str)
+        check_type("each of destinations", path, str)
     keys = frozenset(map(entity_key, destinations))
     if not keys or not all(map(is_entity_path, keys)):
         raise ValueError(f"destinations must be paths of queues or topics, at least one, not {destinations!r}")

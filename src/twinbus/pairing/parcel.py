@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage
@@ -17,8 +18,8 @@ from .envelope import (
     Message,
     Oversize,
     annotated,
+    detached,
     encoded_size,
-    overhead,
     oversize,
     wrap,
     wrap_all,
@@ -37,6 +38,16 @@ _LARGE_ENVELOPE = 1024
 
 #: What the SDK's `send_messages` is given.
 Payload = ServiceBusMessage | AmqpAnnotatedMessage | ServiceBusMessageBatch | list[Any]
+
+# The messages of batches that plain SDK senders made, with their ids: a batch that is sent again keeps them.
+_read_batches: WeakKeyDictionary[ServiceBusMessageBatch, list[AmqpAnnotatedMessage]] = WeakKeyDictionary()
+
+
+class Limits(NamedTuple):
+    """The most bytes that a place takes in a single message, and in a batch."""
+
+    message: int
+    batch: int
 
 
 class Parcel(ABC):
@@ -60,8 +71,11 @@ class Parcel(ABC):
     primary_error: BaseException | None = None
     #: Whether an attempt got no answer, so that it may have been accepted.
     is_unclear = False
-    #: The form for the backlog, once it was made, and the limit that it keeps.
-    _wrapped: tuple[int, Payload] | None = None
+    #: How many of its messages the backlog has accepted so far, from the first one on.
+    stored = 0
+    #: The messages in their form for the backlog, once it was made, and the bytes of each, once they were needed.
+    _wrapped: list[AmqpAnnotatedMessage] | None = None
+    _wrapped_sizes: list[int] | None = None
 
     def __init__(self, destination: str, message_ids: tuple[str, ...]) -> None:
         self.destination = destination
@@ -82,9 +96,13 @@ class Parcel(ABC):
         return [encoded_size(message) for message in self.messages]
 
     def oversize(self, limit: int) -> Oversize | None:
-        """Whether a part of it would be larger than `limit` bytes in the backlog; None if all fits."""
+        """Whether a message of it would be larger than `limit` bytes in the backlog; None if all fit."""
         found = (oversize(message, self.destination, limit) for message in self.messages)
         return next((one for one in found if one is not None), None)
+
+    def batch_size(self) -> int:
+        """The bytes of a batch of its messages, as the primary would be given it."""
+        return _EMPTY_BATCH + sum(map(_batched_size, self.sizes()))
 
     @property
     def session(self) -> str | None:
@@ -98,33 +116,44 @@ class Parcel(ABC):
             raise ValueError('with order="session" all messages of one call must have the same session_id')
         return next(iter(sessions), None)
 
-    def wrapped(self, limit: int) -> Payload:
-        """The form for the backlog; several messages stay together and in order.
+    @property
+    def is_stored(self) -> bool:
+        """Whether the backlog has accepted all of it."""
+        return self.stored == len(self.message_ids)
+
+    def next_part(self, limits: Limits) -> list[AmqpAnnotatedMessage]:
+        """The messages that the backlog is to be given next, in their form for it.
+
+        That is all of them where they fit one batch, otherwise as many as do, in their order.
 
         Raises:
-            EnvelopeTooLargeError: it is larger than `limit` bytes.
+            EnvelopeTooLargeError: one of those that are left is too large by itself.
         """
-        if self._wrapped is None or self._wrapped[0] != limit:
-            self._wrapped = limit, self._wrap(limit)
-        return self._wrapped[1]
+        wrapped = self._wrapped
+        if wrapped is None:
+            wrapped = self._wrapped = self._wrap()
+        if self.is_small and not self.stored:
+            return wrapped
+        return wrapped[self.stored : self.stored + self._count_fitting(wrapped, limits)]
 
-    def _wrap(self, limit: int) -> Payload:
-        messages = self.messages
-        if len(messages) == 1:
-            message = messages[0]
-            found = None if self.is_small else oversize(message, self.destination, limit)
-            if found is not None:
-                raise EnvelopeTooLargeError(self.destination, found.size, limit, found.overhead)
-            return wrap(message, self.destination)
-        wrapped = wrap_all(messages, self.destination)
-        if not self.is_small:
-            size = batch_size(wrapped)
-            if size > limit:
-                raise EnvelopeTooLargeError(self.destination, size, limit, self._room())
-        return wrapped
+    def _wrap(self) -> list[AmqpAnnotatedMessage]:
+        return wrap_all(self.messages, self.destination)
 
-    def _room(self) -> int:
-        return sum(overhead(message, self.destination) for message in self.messages)
+    def _count_fitting(self, wrapped: list[AmqpAnnotatedMessage], limits: Limits) -> int:
+        sizes = self._wrapped_sizes
+        if sizes is None:
+            sizes = self._wrapped_sizes = [encoded_size(message) for message in wrapped]
+        # Before the first part is stored: a call that cannot succeed stores nothing.
+        for message, size in zip(self.messages[self.stored :], sizes[self.stored :], strict=True):
+            if size > limits.message:
+                raise EnvelopeTooLargeError(self.destination, size, limits.message, size - encoded_size(message))
+        count, total = 0, _EMPTY_BATCH
+        for size in sizes[self.stored :]:
+            total += _batched_size(size)
+            if total > limits.batch:
+                break
+            count += 1
+        return max(count, 1)  # a large message goes alone
 
 
 class Single(Parcel):
@@ -144,11 +173,8 @@ class Single(Parcel):
     def messages(self) -> Sequence[Message]:
         return (self._message,)
 
-    def _wrap(self, limit: int) -> Payload:
-        # On the way of every diverted send: the shortest way.
-        if self.is_small:
-            return wrap(self._message, self.destination)
-        return super()._wrap(limit)
+    def _wrap(self) -> list[AmqpAnnotatedMessage]:
+        return [wrap(self._message, self.destination)]
 
 
 class Batched(Parcel):
@@ -178,10 +204,29 @@ class Batched(Parcel):
             )
         return messages
 
+    def _wrap(self) -> list[AmqpAnnotatedMessage]:
+        messages = self.messages
+        if not isinstance(self._batch, EnvelopeBatch):
+            messages = self._identified(messages)
+        return wrap_all(messages, self.destination)
+
+    def _identified(self, messages: Sequence[Message]) -> list[AmqpAnnotatedMessage]:
+        """Copies with ids: in the batch for the primary the messages are encoded already, and stay without."""
+        known = _read_batches.setdefault(self._batch, [])
+        known += [detached(annotated(message)) for message in messages[len(known) :]]
+        self.message_ids = tuple([identify(message)[0] for message in known])
+        self.nameless = known
+        return known
+
+    def accepted(self) -> None:
+        _read_batches.pop(self._batch, None)
+
+    def batch_size(self) -> int:
+        return self._batch.size_in_bytes
+
     def oversize(self, limit: int) -> Oversize | None:
-        room = self._room()
-        size = self._batch.size_in_bytes + room
-        return Oversize(size, room) if size > limit else None
+        is_known = isinstance(self._batch, EnvelopeBatch) or internals.messages_of(self._batch) is not None
+        return super().oversize(limit) if is_known else None
 
 
 class Listed(Parcel):
@@ -203,16 +248,10 @@ class Listed(Parcel):
     def messages(self) -> Sequence[Message]:
         return self._messages
 
-    def oversize(self, limit: int) -> Oversize | None:
-        room = self._room()
-        size = batch_size(self._messages) + room
-        return Oversize(size, room) if size > limit else None
 
-
-def batch_size(messages: Sequence[Message]) -> int:
-    """The bytes of a batch of these messages."""
-    sizes = [encoded_size(message) for message in messages]
-    return _EMPTY_BATCH + sum(size + (5 if size < 256 else 8) for size in sizes)
+def _batched_size(size: int) -> int:
+    """The bytes that a message of this size takes in a batch."""
+    return size + (5 if size < 256 else 8)
 
 
 class Scheduled(Parcel):

@@ -32,7 +32,7 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from .errors import NoFreeLinkError, TwinbusError
+from .errors import EntityNotFoundError, NoFreeLinkError, TwinbusError
 
 
 class Cause(Enum):
@@ -127,10 +127,18 @@ def retires_queue(error: BaseException) -> bool:
     return cause_of(error) in _OF_THE_QUEUE
 
 
+def explained(error: Exception, entity: str, namespace: str) -> Exception:
+    """The error, or a clear one if it means that `namespace` has no such entity: the SDK's names neither."""
+    if isinstance(error, ServiceBusError) and cause_of(error) is Cause.NOT_FOUND:
+        return EntityNotFoundError(entity, namespace, error)
+    return error
+
+
 class FailoverPolicy:
     """Decides which failures of a send to the primary count, that is, start the failover timer.
 
-    `FailoverPolicy(function)` asks your function. It is called with the exception and must not raise.
+    `FailoverPolicy(function)` asks your function, with the exception, on a helper thread. If it raises, or takes longer
+    than a second, `availability()` decides.
 
     Raises:
         TypeError: what is given is not a function.
@@ -151,6 +159,11 @@ class FailoverPolicy:
     def documented(cls) -> FailoverPolicy:
         """What the documents of paired namespaces say: also an entity that is not found, disabled or full."""
         return _DOCUMENTED
+
+    @property
+    def is_own(self) -> bool:
+        """Whether no function of the application is asked."""
+        return type(self) is FailoverPolicy and self._counts in (_makes_unavailable, _counts_as_documented)
 
     def counts(self, error: BaseException) -> bool:
         """Whether this failure counts."""
@@ -183,6 +196,8 @@ def _of_service_bus(error: ServiceBusError) -> Cause:
         return Cause.CALLER
     if isinstance(error, (OperationTimeoutError, ServiceBusCommunicationError)):
         return Cause.UNAVAILABLE
+    if isinstance(error, EntityNotFoundError):
+        return Cause.NOT_FOUND
     if isinstance(error, TwinbusError):
         return Cause.CALLER
     if isinstance(error, ServiceBusAuthenticationError) or _token_status(error) is not None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-JOIN_TIMEOUT = 30.0
-CLEAN_UP_TIMEOUT = 10.0
+#: The longest that closing takes: for tasks, for a resolver that hangs, and for the thread in all.
+CLEAN_UP_TIMEOUT = 3.0
+WORKERS_TIMEOUT = 0.5
+JOIN_TIMEOUT = 4.0
+MAX_WORKERS = 4
 
 
 class PrivateLoop:
@@ -83,6 +86,9 @@ class PrivateLoop:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
+    # What the loop resolves host names with.
+    workers = ThreadPoolExecutor(MAX_WORKERS, "twinbus-worker")
+    loop.set_default_executor(workers)
     try:
         loop.run_forever()
         left = asyncio.all_tasks(loop)
@@ -91,6 +97,17 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         if left:
             loop.run_until_complete(asyncio.wait(left, timeout=CLEAN_UP_TIMEOUT))
         loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
+        _end_workers(workers)
+
+
+def _end_workers(workers: ThreadPoolExecutor) -> None:
+    """End the idle threads now. One that is busy ends when its work is done; `shutdown` would wait for it."""
+    ending = threading.Thread(target=workers.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+    try:
+        ending.start()
+    except RuntimeError:  # while functions of atexit run, since Python 3.12
+        workers.shutdown(wait=False, cancel_futures=True)
+    else:
+        ending.join(WORKERS_TIMEOUT)

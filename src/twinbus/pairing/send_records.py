@@ -51,8 +51,12 @@ class SendRecords:
         latency = int((now() - started) * 1e6)
         pairing = self._pairing
         outcome, name = (_DONE, None) if error is None else (outcome_of(error), type(error).__name__)
-        sizes = _sizes(parcel, payload)
-        for message_id, size in zip(parcel.message_ids, sizes, strict=True):
+        message_ids = parcel.message_ids
+        if queue is not None:  # the backlog may be given them in parts
+            count = len(payload) if isinstance(payload, list) else 1
+            message_ids = message_ids[parcel.stored : parcel.stored + count]
+        sizes = _sizes(parcel, payload, len(message_ids))
+        for message_id, size in zip(message_ids, sizes, strict=True):
             self._record(
                 send_operation(  # by position: on the way of a send each step is felt
                     pairing.name,
@@ -73,7 +77,7 @@ class SendRecords:
             )
 
 
-def _sizes(parcel: Parcel, payload: Payload | None) -> list[int]:
+def _sizes(parcel: Parcel, payload: Payload | None, count: int) -> list[int]:
     """Return the bytes of each message of an attempt.
 
     Does not raise, so that recording never turns a send that succeeded into one that failed: 0 for each message if
@@ -86,4 +90,4 @@ def _sizes(parcel: Parcel, payload: Payload | None) -> list[int]:
     except Exception as error:
         # Not the text of the error, which may have parts of the message in it.
         logger.warning("Measuring a message to %s failed: %s", parcel.destination, type(error).__name__)
-        return [0] * len(parcel.message_ids)
+        return [0] * count

@@ -178,7 +178,7 @@ class Standby:
     def _now_ready(self) -> None:
         was_reported = self.message is not None
         self.is_ready, self.error, self.message = True, None, None
-        logger.info("The backlog of %s is ready", self._pairing.name)
+        logger.info("%s: the backlog is ready", self._pairing.label)
         if was_reported:
             # Its pauses were about what is over now, and not about the next queue that is missing.
             self._pace.hurry()
@@ -208,7 +208,7 @@ class Standby:
         if queue is None:
             return
         if await list_backlog(admin, self._pairing):
-            logger.info("%s: the two namespaces are each other's secondary", self._pairing.name)
+            logger.info("%s: the two namespaces are each other's secondary", self._pairing.label)
             return
         primary, secondary = (one.fully_qualified_namespace for one in (self._primary, self._secondary))
         raise NamespacesSwappedError(primary, secondary, queue, self._pairing.queue_path(0))
@@ -238,8 +238,8 @@ class Standby:
         if sentence == self.message:
             return
         self.message = sentence
-        logger.warning("%s: the backlog is not ready: %s", self._pairing.name, sentence)
-        logger.debug("%s: why the backlog is not ready: %s", self._pairing.name, error)
+        logger.warning("%s: the backlog is not ready: %s", self._pairing.label, sentence)
+        logger.debug("%s: why the backlog is not ready: %s", self._pairing.label, error)
         if isinstance(error, NamespacesSwappedError):
             event = NamespacesLookSwapped(
                 primary=error.primary, secondary=error.secondary, queue=error.queue, message=sentence

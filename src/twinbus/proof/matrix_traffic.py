@@ -49,6 +49,8 @@ LOCK = timedelta(seconds=5)
 SESSION_LOCK = timedelta(minutes=1)  # it is never renewed, and must outlast the cell
 BACK_OFF = 0.5  # seconds before a receiver tries again
 CLOSING = 5.0
+#: About 6 seconds in all: of a receiver that lost its connection, and of a sender whose namespace is busy.
+RETRIES: dict[str, Any] = {"retry_total": 5, "retry_backoff_factor": 0.1}
 #: How the pairing of a cell differs from the defaults: all of it an application may do, so that minutes are seconds.
 OPTIONS: dict[str, Any] = {
     "backlog_queue_count": BACKLOG_QUEUES,
@@ -93,7 +95,7 @@ class Traffic:
             policy=policy or FailoverPolicy.availability(),
         )
         self._client = PairedServiceBusClient.from_connection_strings(
-            bench.primary.connection_string, bench.secondary.connection_string, options=given, retry_total=0
+            bench.primary.connection_string, bench.secondary.connection_string, options=given, **RETRIES
         )
         self._may_send = asyncio.Event()
         self._is_over = False

@@ -226,7 +226,7 @@ async def run(orders: Orders) -> None:
             order="session",
             syphon=SyphonOptions(retry_min=0.1, retry_max=1.0),
         )
-        return {"options": options, "retry_total": 0}
+        return {"options": options, "retry_total": 5, "retry_backoff_factor": 0.1}
 
     ends = orders.primary, orders.secondary
     # The synchronous client is opened and used in threads only: it must not hold up the loop of its twin.

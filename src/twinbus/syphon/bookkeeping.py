@@ -177,6 +177,32 @@ class Book:
         )
 
 
+class Pings:
+    """Records the pings that a syphon sends to destinations which have left messages without an answer."""
+
+    def __init__(self, recorder: Recorder, pairing: str, client: str) -> None:
+        self._recorder = recorder
+        self._pairing = pairing
+        self._client = client
+
+    def record(self, path: str, error: AmqpError | None, seconds: float, size: int) -> None:
+        """A ping has ended."""
+        self._recorder.record(
+            Operation(
+                pairing=self._pairing,
+                client=self._client,
+                namespace=NamespaceRole.PRIMARY,
+                entity=path,
+                operation=OperationKind.PING,
+                stage=Stage.PING,
+                outcome=outcome_of(error),
+                bytes=size,
+                error=name_of(error),
+                latency_us=int(seconds * 1e6),
+            )
+        )
+
+
 def outcome_of(error: AmqpError | None) -> Outcome:
     """Done, not done, or nobody knows."""
     if error is None:

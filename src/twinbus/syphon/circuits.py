@@ -13,11 +13,14 @@ class Circuit:
     Pauses double from `retry_min` to `retry_max`, and begin anew when the destination has accepted something. Held
     open by hand there are no tries until it is released.
 
+    A failure without an answer leaves it open whether the message has arrived. Then the destination is *silent*: until
+    it has answered something that may be lost (`answered`), no message should be sent to it again.
+
     A failure that was the end of the connection may be the fault of another destination. The pause then begins when
     there is a connection again, so that those who have waited for theirs go first.
     """
 
-    __slots__ = ("_backoff", "_is_down", "_pause", "_retry_at", "is_held", "is_probing", "lost_connection")
+    __slots__ = ("_backoff", "_is_down", "_pause", "_retry_at", "is_held", "is_probing", "is_silent", "lost_connection")
 
     def __init__(self, retry_min: float, retry_max: float) -> None:
         self._backoff = Backoff(retry_min, retry_max)
@@ -27,6 +30,8 @@ class Circuit:
         self.is_held = False
         #: Whether the try that decides is under way.
         self.is_probing = False
+        #: Whether nobody knows what has become of the messages that were sent last.
+        self.is_silent = False
         #: Whether the last failure was the end of the connection.
         self.lost_connection = False
 
@@ -43,8 +48,9 @@ class Circuit:
         self.is_probing = True
         return True
 
-    def failed(self, now: float, *, lost_connection: bool = False) -> None:
-        """The destination failed. What was under way when that became known changes nothing more."""
+    def failed(self, now: float, *, lost_connection: bool = False, is_silent: bool = False) -> None:
+        """The destination failed, or did not answer. What was under way when that became known changes nothing more."""
+        self.is_silent = self.is_silent or is_silent
         if self._is_down and not self.is_probing:
             return
         self._is_down, self.is_probing = True, False
@@ -59,8 +65,13 @@ class Circuit:
 
     def worked(self) -> None:
         """The destination accepted a message."""
-        self._is_down = self.is_probing = self.lost_connection = False
+        self._is_down = self.is_probing = self.is_silent = self.lost_connection = False
         self._backoff.reset()
+
+    def answered(self, now: float) -> None:
+        """The destination has answered something; a message may decide now whether it works."""
+        self.is_silent = self.is_probing = False
+        self._retry_at = now
 
     def undecided(self, now: float) -> None:
         """The try that was to decide came to nothing, through no fault of the destination."""

@@ -8,8 +8,6 @@ async with Connection.open(endpoint, credential, timeout=10) as connection:
 from __future__ import annotations
 
 import asyncio
-import functools
-import os
 import ssl
 import uuid
 from collections.abc import Callable, Generator
@@ -26,6 +24,7 @@ from .receiver import MAX_MESSAGE_SIZE, OnDelivery, Receiver
 from .requests import RequestLinks
 from .sender import Sender
 from .session import Session
+from .transport import open_transport
 from .wire import Wire
 
 TIMEOUT = 30.0
@@ -109,23 +108,25 @@ class Connection:
         found = as_credential(credential)
         return Opening(lambda: cls(endpoint, found, timeout, outcome_timeout, silence, ssl_context))
 
+    @property
+    def outcome_timeout(self) -> float:
+        """How many seconds the peer's word on a message or settlement may take."""
+        return self._outcome_timeout
+
+    @outcome_timeout.setter
+    def outcome_timeout(self, seconds: float) -> None:
+        self._outcome_timeout = seconds
+        for session in self._sessions:
+            session.patience = seconds
+
     async def _start(self) -> None:
-        endpoint, loop = self.endpoint, asyncio.get_running_loop()
-        context = (self._ssl or _default_context()) if endpoint.tls else None
-        name = endpoint.host if context is not None else None
         try:
-            async with within(self._timeout, f"{endpoint} was not connected"):
-                await loop.create_connection(
-                    lambda: self._wire, endpoint.host, endpoint.dialled_port, ssl=context, server_hostname=name
-                )
+            async with within(self._timeout, f"{self.endpoint} was not connected"):
+                await open_transport(self.endpoint, self._ssl, self._wire)
                 await self._wire.opened
         except AmqpError as error:
             await self._wire.end(error)
             raise
-        except (OSError, UnicodeError) as error:
-            lost = ConnectionLost(f"{endpoint} cannot be connected: {_words(error)}")
-            await self._wire.end(lost)
-            raise lost from error
         except BaseException:
             await self._wire.end(ConnectionLost("the connection was given up before it was open"))
             raise
@@ -274,16 +275,3 @@ class Connection:
 
     def _lost(self, error: AmqpError) -> None:
         self._tokens.stop()
-
-
-@functools.cache
-def _default_context() -> ssl.SSLContext:
-    """Reading the machine's certificates takes a while: once is enough."""
-    return ssl.create_default_context()
-
-
-def _words(error: OSError | UnicodeError) -> str:
-    """The system's words for a connection that failed, where there are any: asyncio's are about its own calls."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
-    return str(error)

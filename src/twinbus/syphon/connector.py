@@ -12,7 +12,7 @@ from typing import Any
 
 from twinbus.pairing.namespaces import Namespace
 
-from .connection import Connection, Opening
+from .connection import CLOSE_TIMEOUT, Connection, Opening
 from .endpoint import Endpoint, from_connection_string
 from .errors import AmqpError
 from .pacing import Backoff
@@ -38,8 +38,7 @@ class Side:
     @classmethod
     def of(cls, namespace: Namespace) -> Side:
         """The side that the SDK's clients of a pairing talk to, with their credential and certificates."""
-        endpoint = Endpoint.parse(namespace.fully_qualified_namespace, tls=namespace.use_tls)
-        return cls(endpoint, namespace.credential, namespace.tls_context() if namespace.use_tls else None)
+        return cls(Endpoint.of(namespace), namespace.credential, namespace.tls_context() if namespace.use_tls else None)
 
     def open(self) -> Opening:
         return Connection.open(self.endpoint, self.credential, timeout=CONNECT_TIMEOUT, ssl_context=self.ssl_context)
@@ -68,6 +67,8 @@ class Connector:
         self.error: AmqpError | None = None
         #: How often in a row there was no connection, or one that was of no use.
         self.failures = 0
+        #: How long the last connection may take to say goodbye.
+        self.close_seconds = CLOSE_TIMEOUT
 
     async def run(self) -> None:
         """Connect, again and again. Raises the last error after so many failures in a row, if they are bounded."""
@@ -76,9 +77,11 @@ class Connector:
                 try:
                     connection = await self._make()
                 except AmqpError as error:
+                    # Once for each outage: a lost connection was reported already.
+                    level = logging.WARNING if self.error is None else logging.DEBUG
+                    logger.log(level, "Connecting to %s failed: %s", self.name, error)
                     self.failures += 1
                     self.error = error
-                    logger.warning("%s cannot be reached: %s", self.name, error)
                 else:
                     await self._keep(connection)
                 if self.error is not None and self.failures == self._max_failures:
@@ -100,6 +103,8 @@ class Connector:
     async def _keep(self, connection: Connection) -> None:
         time = asyncio.get_running_loop().time
         made_at = time()
+        if self.error is not None:
+            logger.warning("Connected to %s again", self.name)
         self.connection, self.error = connection, None
         self._is_up.set()
         self._changed()
@@ -115,7 +120,7 @@ class Connector:
             else:
                 self.failures += 1
             self._changed()
-            await connection.close()
+            await connection.close(self.close_seconds)
 
     def _changed(self) -> None:
         for call in self.on_change:

@@ -6,7 +6,6 @@ sync or async, which `as_credential` wraps. Keys and tokens never show in a mess
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import hmac
@@ -18,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote_plus
+
+from twinbus.pairing.sdk.tokens import TOKEN_TIMEOUT, AwaitedCredential
 
 SAS_TYPE = "servicebus.windows.net:sastoken"
 JWT_TYPE = "jwt"
@@ -119,7 +120,7 @@ class BearerCredential:
         if inspect.iscoroutinefunction(get_token):
             found = await get_token(self._scope)
         else:
-            found = await asyncio.to_thread(get_token, self._scope)
+            found = await AwaitedCredential(self._source, TOKEN_TIMEOUT).get_token(self._scope)
             if inspect.isawaitable(found):
                 found = await found
         return Token(str(found.token), JWT_TYPE, float(found.expires_on))

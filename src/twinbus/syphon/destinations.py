@@ -12,11 +12,19 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any, Protocol
 
+from twinbus.amqp import sections
+from twinbus.amqp.encoding import encode
+from twinbus.amqp.types import Symbol, UInt
+from twinbus.ledger.recorder import Outcome
 from twinbus.pairing.naming import entity_key
+from twinbus.pairing.ping import PING_CONTENT_TYPE, PING_TIME_TO_LIVE
 
+from .bookkeeping import Pings, outcome_of
 from .circuits import Circuit
+from .connection import OUTCOME_TIMEOUT
 from .connector import Connector
-from .errors import AmqpError
+from .errors import AmqpError, ConnectionLost
+from .links import outcome_future
 from .pacing import Pace
 from .sender import Sender
 from .verdicts import Verdict, verdict_on
@@ -26,6 +34,15 @@ logger = logging.getLogger("twinbus.syphon")
 MAX_LINKS = 200  # a session of the service takes 255
 ATTACH_TIMEOUT = 10.0
 ATTACHING_AT_ONCE = 16
+
+_NULL = encode(None)
+#: An empty message that lives for a second, and that no receiver gets to see.
+PING = (
+    sections.list_section(sections.HEADER, [_NULL, _NULL, encode(UInt(int(PING_TIME_TO_LIVE.total_seconds() * 1000)))])
+    + sections.list_section(sections.PROPERTIES, [*[_NULL] * 6, encode(Symbol(PING_CONTENT_TYPE))])
+    + b"\x00\x53\x75"
+    + encode(b"")
+)
 
 
 class Listener(Protocol):
@@ -40,6 +57,9 @@ class Listener(Protocol):
     def attach_failed(self, key: str) -> None:
         """There is no link. The circuit says whether the destination is down."""
 
+    def answered(self, key: str) -> None:
+        """The destination has answered a ping: messages may be sent again."""
+
     def primary_changed(self) -> None:
         """The connection to the primary was made or lost."""
 
@@ -47,8 +67,14 @@ class Listener(Protocol):
 class Destinations:
     """The links to the primary's entities."""
 
-    def __init__(self, primary: Connector, pace: Pace, retry_min: float, retry_max: float) -> None:
+    def __init__(
+        self, primary: Connector, pace: Pace, retry_min: float, retry_max: float, pings: Pings | None = None
+    ) -> None:
+        """`pings` records pings; without it none are sent, and a message decides whether a destination is back."""
         self._primary = primary
+        self._pings = pings
+        self._pinging: dict[str, asyncio.Task[None]] = {}
+        self._answer_seconds = OUTCOME_TIMEOUT
         self._retry = retry_min, retry_max
         self._links: OrderedDict[str, Sender] = OrderedDict()
         self._attaching: dict[str, asyncio.Task[AmqpError | None]] = {}
@@ -80,8 +106,19 @@ class Destinations:
         """Return as soon as there is a connection to the primary."""
         await self._primary.connected()
 
+    def answer_within(self, seconds: float) -> None:
+        """Give up on a message without an answer after so long, well before its lock ends. The shortest time counts."""
+        if seconds < self._answer_seconds:
+            self._answer_seconds = seconds
+            self._set_patience()
+
+    def _set_patience(self) -> None:
+        if self._primary.connection is not None:
+            self._primary.connection.outcome_timeout = self._answer_seconds
+
     def _primary_changed(self) -> None:
         now = self._time()
+        self._set_patience()
         for circuit in self._circuits.values():
             circuit.undecided(now)
             if self.is_up:
@@ -98,12 +135,53 @@ class Destinations:
             found = self._circuits[key] = Circuit(*self._retry)
         return found
 
-    def may_try(self, circuit: Circuit) -> bool:
+    def may_try(self, path: str) -> bool:
         """Whether to send to a destination now. One that lost the connection is tried alone: together with the one that
         is to blame it would lose it again."""
+        key = entity_key(path)
+        circuit = self.circuit(key)
         if circuit.lost_connection and any(one.is_probing for one in self._circuits.values()):
             return False
-        return circuit.may_try(self._time())
+        if key in self._pinging or not circuit.may_try(self._time()):
+            return False
+        if circuit.is_silent and self._pings is not None:
+            task = self._pinging[key] = asyncio.create_task(self._ping(path, circuit, self._pings))
+            task.add_done_callback(lambda _: self._pinging.pop(key, None))
+            return False
+        return True
+
+    @property
+    def is_pinging(self) -> bool:
+        """Whether a ping is under way."""
+        return bool(self._pinging)
+
+    async def _ping(self, path: str, circuit: Circuit, pings: Pings) -> None:
+        """Ask a destination that has left messages without an answer for one. A ping may arrive twice without harm."""
+        try:
+            await self.attached(path)
+        except AmqpError:
+            return  # its circuit knows
+        key, started = entity_key(path), self._time()
+        link = self._links.get(key)
+        if link is None or link.room <= 0:
+            circuit.undecided(started)
+            return
+        outcome, on_outcome = outcome_future()
+        error: AmqpError | None = None
+        try:
+            link.send(PING, on_outcome)
+            await outcome
+        except AmqpError as raised:
+            error = raised
+        now = self._time()
+        pings.record(path, error, now - started, len(PING))
+        if error is not None and outcome_of(error) is Outcome.UNKNOWN:
+            circuit.failed(now, lost_connection=isinstance(error, ConnectionLost), is_silent=True)
+            return
+        circuit.answered(now)  # also if it was refused
+        del self._pinging[key]
+        for listener in self.listeners:
+            listener.answered(key)
 
     def down(self) -> tuple[str, ...]:
         """The destinations whose circuits are open."""
@@ -198,7 +276,7 @@ class Destinations:
 
     async def close(self) -> None:
         """Leave no task behind. The links end with their connection."""
-        tasks: list[asyncio.Task[Any]] = [*self._attaching.values(), *self._closing]
+        tasks: list[asyncio.Task[Any]] = [*self._attaching.values(), *self._closing, *self._pinging.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

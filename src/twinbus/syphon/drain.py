@@ -56,6 +56,7 @@ class Drain:
             not intake.open
             and not intake.is_paused
             and self._pump.retrieval.is_idle
+            and not self._pump.is_asking
             and self._time() - intake.busy_at >= (EXTRA_CALM if self._is_extra else CALM)
         )
 

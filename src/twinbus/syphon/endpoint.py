@@ -1,16 +1,22 @@
-"""Where a namespace is: host, port and whether TLS is spoken there."""
+"""Where a namespace is and how it is reached: host, port, TLS, WebSockets, proxy."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinbus.pairing.connection_strings import MAX_PORT, ConnectionString
+from twinbus.pairing.http_proxy import HttpProxy
+from twinbus.pairing.namespaces import Namespace
 
 from .credentials import Credential, SasKey, SasToken
 
 TLS_PORT = 5671
 PLAIN_PORT = 5672
+WEBSOCKET_TLS_PORT = 443
+WEBSOCKET_PLAIN_PORT = 80
+
+WEBSOCKET_PATH = "/$servicebus/websocket"
 
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]@?#]+)(:(?P<port>\d{1,5}))?")
 _BELOW_AN_ENTITY = ("/$management", "/$deadletterqueue", "/$transfer")
@@ -18,20 +24,24 @@ _BELOW_AN_ENTITY = ("/$management", "/$deadletterqueue", "/$transfer")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A namespace's address. Without a port it is the usual one.
+    """A namespace's address. Without a port it is the usual one. A proxy is used for WebSockets over TLS only.
 
-    Raises `ValueError` for a host that is empty or a port out of bounds.
+    Raises `ValueError` for a host that is empty, a port out of bounds, or a proxy without WebSockets or TLS.
     """
 
     host: str
     port: int | None = None
     tls: bool = True
+    websocket: bool = False
+    proxy: HttpProxy | None = None
 
     def __post_init__(self) -> None:
         if not self.host or _HOST_AND_PORT.fullmatch(self._bracketed) is None:
             raise ValueError(f"host must be the name or address of a namespace, not {self.host!r}")
         if self.port is not None and not 1 <= self.port <= MAX_PORT:
             raise ValueError(f"port must be 1 to {MAX_PORT}, not {self.port}")
+        if self.proxy is not None and not (self.websocket and self.tls):
+            raise ValueError("proxy needs WebSockets over TLS")
 
     @classmethod
     def parse(cls, text: str, *, tls: bool = True) -> Endpoint:
@@ -43,11 +53,25 @@ class Endpoint:
         port = match["port"]
         return cls(match["host"].strip("[]").lower(), None if port is None else int(port), tls)
 
+    @classmethod
+    def of(cls, namespace: Namespace) -> Endpoint:
+        """Where the SDK's clients of a namespace connect to, and how; raises `ValueError`."""
+        namespace.check_proxy()
+        parsed = cls.parse(namespace.fully_qualified_namespace, tls=namespace.use_tls)
+        return replace(parsed, websocket=namespace.uses_websocket, proxy=namespace.proxy)
+
     @property
     def dialled_port(self) -> int:
         if self.port is not None:
             return self.port
+        if self.websocket:
+            return WEBSOCKET_TLS_PORT if self.tls else WEBSOCKET_PLAIN_PORT
         return TLS_PORT if self.tls else PLAIN_PORT
+
+    @property
+    def websocket_url(self) -> str:
+        """What an AMQP connection over WebSockets asks for."""
+        return f"{'wss' if self.tls else 'ws'}://{self}{WEBSOCKET_PATH}"
 
     @property
     def _bracketed(self) -> str:

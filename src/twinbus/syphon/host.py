@@ -7,16 +7,20 @@ import logging
 from collections.abc import Sequence
 
 from twinbus.pairing.events import PumpStopped
+from twinbus.pairing.ledger_health import LedgerHealth
 from twinbus.pairing.naming import entity_key
 
+from .bookkeeping import Pings
 from .connector import Connector, Side
 from .destinations import Destinations
 from .pacing import Backoff, Pace
-from .pump import MAX_FAILURES, Pump
+from .pump import CLOSE_TIMEOUT, MAX_FAILURES, Pump
 from .report import DrainReport, SyphonStatus, merge
 from .terms import Terms
 
 logger = logging.getLogger("twinbus.syphon")
+
+GRACE = 0.25  # seconds for pumps that end a little late before they are cancelled
 
 
 class SyphonHost:
@@ -34,6 +38,7 @@ class SyphonHost:
         self._sides = primary, secondary
         self._queues = tuple(dict.fromkeys(queues))
         self._terms = terms or Terms()
+        self._health = self._terms.ledger_health or LedgerHealth(self._terms.events)
         self._pumps: list[Pump] = []
         self._connectors: list[Connector] = []
         self._destinations: Destinations | None = None
@@ -57,10 +62,12 @@ class SyphonHost:
             Connector(str(side.endpoint), side.open, Backoff(least, most), max_failures) for side in self._sides
         ]
         pace = Pace(options.rate, least, most, loop.time())
-        self._destinations = Destinations(primary, pace, least, most)
+        terms = self._terms
+        pings = Pings(terms.recorder, terms.pairing, terms.client) if terms.probe == "ping" else None
+        self._destinations = Destinations(primary, pace, least, most, pings)
         for key in self._held:
             self._destinations.hold(key)
-        self._pumps = [Pump(queue, secondary, self._destinations, self._terms) for queue in self._queues]
+        self._pumps = [Pump(queue, secondary, self._destinations, self._terms, self._health) for queue in self._queues]
         self._helpers = [loop.create_task(connector.run()) for connector in self._connectors]
         self._tasks = [loop.create_task(self._watched(pump, until_empty)) for pump in self._pumps]
 
@@ -93,7 +100,8 @@ class SyphonHost:
         primary, secondary = [one.connection is not None for one in self._connectors] or [False, False]
         down = () if self._destinations is None else self._destinations.down()
         held_back = tuple(sorted(self._held))
-        return SyphonStatus(primary, secondary, tuple(pump.status() for pump in self._pumps), down, held_back)
+        queues = tuple(pump.status() for pump in self._pumps)
+        return SyphonStatus(primary, secondary, queues, down, held_back, self._health.syphon_error)
 
     def hold_back(self, destination: str) -> None:
         """Send nothing to a destination until `let_go`: its messages are set aside in the backlog. On the loop."""
@@ -110,19 +118,36 @@ class SyphonHost:
             self._connectors[0].hurry()
             self._destinations.release(key)
 
+    def set_lock(self, lock_seconds: float) -> None:
+        """Tell the pumps how long the locks of their queues last, if that was not known at the start. On the loop."""
+        for pump in self._pumps:
+            pump.restorer.set_lock(lock_seconds)
+
     def report(self) -> DrainReport:
         """What was done since the start."""
         seconds = asyncio.get_running_loop().time() - self._started_at
         return merge((pump.status() for pump in self._pumps), seconds)
 
-    def stop(self) -> None:
+    def stop(self, seconds: float = CLOSE_TIMEOUT) -> None:
         """Have the pumps take nothing more and see off what is under way: a `drain` then ends."""
         for pump in self._pumps:
-            pump.close()
+            pump.close(seconds)
 
-    async def close(self) -> None:
-        """Stop, and leave no task or socket behind."""
-        self.stop()
+    async def close(self, seconds: float | None = None) -> None:
+        """Stop, and leave no task or socket behind. Of `seconds`, if given, a quarter is for closing the connections.
+
+        What the destinations have and the ledger has not confirmed by then is given back: it will be sent again.
+        """
+        if seconds is None:
+            self.stop()
+        else:
+            self.stop(seconds * 3 / 4)
+            for connector in self._connectors:
+                connector.close_seconds = seconds / 4
+            if self._tasks:
+                _, late = await asyncio.wait(self._tasks, timeout=seconds * 3 / 4 + GRACE)
+                for task in late:
+                    task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._destinations is not None:
             await self._destinations.close()

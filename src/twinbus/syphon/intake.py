@@ -142,12 +142,12 @@ class Intake:
     def is_pausing(self) -> bool:
         return self._pausing is not None and not self._pausing.done()
 
-    async def close(self) -> None:
-        """Detach; what is still open is lost to this link."""
+    async def close(self, seconds: float) -> None:
+        """Detach, waiting at most so long for the answer; what is still open is lost to this link."""
         if self._pausing is not None:
             self._pausing.cancel()
             await asyncio.gather(self._pausing, return_exceptions=True)
-        await self.receiver.close()
+        await self.receiver.close(seconds)
 
     # ---- deliveries ----
 
@@ -208,10 +208,12 @@ class Intake:
     # ---- settling ----
 
     def complete(self, move: Move) -> None:
+        move.lane.decided(move.restored.sequence_number)
         self._gate.pass_on(move)
 
     def dead_letter(self, move: Move, reason: str, description: str) -> None:
         move.condemn(reason, description)
+        move.lane.decided(move.restored.sequence_number)
         if not self._gate.is_open:
             self._book.condemned(move)
         self._gate.pass_on(move)
@@ -227,11 +229,13 @@ class Intake:
         self._settle(move, OperationKind.DEFER, DEFER)
 
     def give_back(self, move: Move) -> None:
+        move.lane.gave_back(move)
         self._settle(move, OperationKind.ABANDON, RELEASE)
 
     def strand(self, move: Move) -> None:
         self.turn_back()
         if self.is_pausing:
+            move.lane.gave_back(move)
             self._stranded.append(move)
         else:
             self.give_back(move)
@@ -263,7 +267,7 @@ class Intake:
         elif kind is OperationKind.DEFER:
             lane.deferring -= 1
             if error is None:
-                lane.deferred.add(number)
+                lane.found_aside(number)
             else:
                 lane.wait_for(number)  # it may be set aside all the same: what is behind it must not go first
         elif kind is OperationKind.DEAD_LETTER and error is None:

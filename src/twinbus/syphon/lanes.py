@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from twinbus.ledger.recorder import Outcome
 from twinbus.pairing.naming import entity_key, parse_backlog_path
 
-from .bookkeeping import Book
+from .bookkeeping import Book, outcome_of
 from .destinations import Destinations
 from .errors import AmqpError
 from .moves import EXPIRED, LOOP, POISON, Move, Numbers
@@ -67,8 +69,10 @@ class Lane:
         self._traffic = traffic
         self._pace = traffic.destinations.pace
         self._time = traffic.loop.time
-        self._awaited: set[int] = set()
-        self._awaited_since = 0.0
+        #: Expected to come from the queue again, each since when.
+        self._awaited: dict[int, float] = {}
+        #: Where order is kept: came from the queue, and neither sent nor set aside yet.
+        self._undecided: set[int] = set()
         self._retrying: dict[Move, asyncio.TimerHandle] = {}
         self._sessions: dict[str, deque[Move]] = {}
         self._strays = 0
@@ -79,16 +83,18 @@ class Lane:
 
     def offer(self, move: Move) -> None:
         """A message came from the queue. As long as others of this destination are set aside, it is too."""
-        if self._awaited:
-            self._awaited.discard(move.restored.sequence_number)
+        number = move.restored.sequence_number
+        self._awaited.pop(number, None)
         if not self._is_movable(move):
             return
+        if self._traffic.keeps_order:
+            self._undecided.add(number)
         if (
             not self.is_allowed
             or self.deferred
             or self.deferring
             or self.is_fetching
-            or not self._traffic.destinations.may_try(self.circuit)
+            or not self._traffic.destinations.may_try(self.path)
         ):
             move.source.defer(move)
         else:
@@ -121,26 +127,33 @@ class Lane:
 
     def wait_for(self, number: int) -> None:
         """A message is in the queue, perhaps locked by a syphon that was killed: nothing newer may be fetched first."""
-        self._awaited.add(number)
-        self._awaited_since = self._time()
+        self._undecided.discard(number)
+        self._awaited[number] = self._time()
+
+    def gave_back(self, move: Move) -> None:
+        """A message goes back to the queue and will come again; where order is kept, nothing newer may go first."""
+        if self._traffic.keeps_order:
+            self.wait_for(move.restored.sequence_number)
 
     def found_aside(self, number: int) -> None:
-        """A message was seen in the queue, set aside: it need not be waited for any more."""
-        self._awaited.discard(number)
+        """A message is in the queue, set aside: it need not be waited for any more."""
+        self.decided(number)
         self.deferred.add(number)
+
+    def decided(self, number: int) -> None:
+        """A message was sent, or is dead: nothing need wait for it any more."""
+        self._awaited.pop(number, None)
+        self._undecided.discard(number)
 
     def give_up_waiting(self, since: float) -> None:
         """What did not come although it was waited for since then has been moved by somebody else."""
-        if self._awaited and self._awaited_since < since:
-            self._awaited.clear()
+        self._awaited = {number: at for number, at in self._awaited.items() if at >= since}
 
     def fetchable(self, count: int) -> list[int]:
         """The first so many numbers to fetch now."""
         numbers = self.deferred.first(count)
-        if self._awaited:
-            limit = min(self._awaited)
-            numbers = [number for number in numbers if number < limit]
-        return numbers
+        limit = min((*self._awaited, *self._undecided), default=math.inf)
+        return [number for number in numbers if number < limit]
 
     # ---- going out ----
 
@@ -266,7 +279,8 @@ class Lane:
     def _down(self, move: Move, error: AmqpError, now: float) -> None:
         if not self.circuit.is_open:
             logger.warning("%s does not accept messages, they are set aside: %s", self.path, error)
-        self.circuit.failed(now, lost_connection=verdict_on(error) is Verdict.LOST)
+        is_silent = outcome_of(error) is Outcome.UNKNOWN
+        self.circuit.failed(now, lost_connection=verdict_on(error) is Verdict.LOST, is_silent=is_silent)
         self._strays = 0
         self.set_aside(move)
 

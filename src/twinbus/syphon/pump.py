@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from twinbus.ledger.errors import LedgerError
 from twinbus.pairing.events import Moved
+from twinbus.pairing.ledger_health import LedgerHealth
 from twinbus.pairing.naming import entity_key
 
 from .bookkeeping import Book
@@ -41,7 +42,8 @@ logger = logging.getLogger("twinbus.syphon")
 
 ATTACH_TIMEOUT = 15.0
 CLOSE_TIMEOUT = 15.0
-GIVE_BACK_TIME = 3.0  # of these, for what the ledger did not confirm
+DETACH_TIMEOUT = 5.0
+GIVE_BACK_TIME = 3.0  # of these, for what the ledger did not confirm; at most half of a shorter time
 MAX_FAILURES = 3  # in a row, before a drain gives up
 LOOK_EVERY = 3600.0  # seconds between two looks for what other syphons have left behind
 CHECK_EVERY = 1.0
@@ -63,8 +65,11 @@ class LedgerFailed(AmqpError):  # noqa: N818 - what happened
 class Pump:
     """Moves the messages of one backlog queue for as long as `run` runs."""
 
-    def __init__(self, queue: str, secondary: Connector, destinations: Destinations, terms: Terms) -> None:
+    def __init__(
+        self, queue: str, secondary: Connector, destinations: Destinations, terms: Terms, health: LedgerHealth
+    ) -> None:
         self.queue = queue
+        self._health = health
         options = terms.options
         self._loop = asyncio.get_running_loop()
         self._secondary = secondary
@@ -90,6 +95,8 @@ class Pump:
         self._checked_at = self._loop.time()
         self._looked_at = float("-inf")
         self._closing: asyncio.Future[None] = self._loop.create_future()
+        self._close_by = float("inf")
+        self._close_seconds = CLOSE_TIMEOUT
         self._malformed = 0
         self._by_path: dict[str, Lane] = {}
         self.is_missing = False
@@ -121,9 +128,15 @@ class Pump:
         )
         self._renewal = Renewal(queue, self._book, self._open_management)
         destinations.listeners.append(self)
+        destinations.answer_within(self.restorer.seconds_to_move)
 
     def _new_backoff(self) -> Backoff:
         return Backoff(self._terms.options.retry_min, self._terms.options.retry_max)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a ping is about to tell that a destination is back."""
+        return self._destinations.is_pinging
 
     def status(self) -> QueueStatus:
         """What was done so far, and what is set aside."""
@@ -163,6 +176,11 @@ class Pump:
         lane = self.lanes.get(key)
         if lane is not None:
             lane.kick()
+
+    def answered(self, key: str) -> None:
+        lane = self.lanes.get(key)
+        if lane is not None and not self._closing.done():
+            self.retrieval.start_due([lane])
 
     def attach_failed(self, key: str) -> None:
         lane = self.lanes.get(key)
@@ -211,8 +229,7 @@ class Pump:
                     if until_empty:
                         raise
                     self._retire_intake()
-                    logger.error("%s is left alone until the ledger takes rows again: %s", self.queue, error)
-                    await self._until_ledger_is_back()
+                    await self._until_ledger_is_back(str(error))
                     continue
                 except OrderGap:
                     logger.info("%s waits for locks that somebody left behind", self.queue)
@@ -232,10 +249,20 @@ class Pump:
         finally:
             await self._stop()
 
-    def close(self) -> None:
-        """Have `run` take nothing more, see off what is under way, and return."""
+    def close(self, seconds: float = CLOSE_TIMEOUT) -> None:
+        """Have `run` take nothing more, see off what is under way, and return, within about so many seconds."""
+        self._close_seconds = min(seconds, CLOSE_TIMEOUT)
+        self._close_by = min(self._close_by, self._loop.time() + self._close_seconds)
         if not self._closing.done():
             self._closing.set_result(None)
+
+    @property
+    def _seconds_to_close(self) -> float:
+        return max(MIN_TICK, min(CLOSE_TIMEOUT, self._close_by - self._loop.time()))
+
+    @property
+    def _seconds_to_give_back(self) -> float:
+        return min(GIVE_BACK_TIME, self._close_seconds / 2)
 
     def _retire_intake(self) -> bool:
         """Forget the last link, but not its count; returns whether anything came by it."""
@@ -245,11 +272,14 @@ class Pump:
         self._malformed += intake.malformed
         return intake.received > 0
 
-    async def _until_ledger_is_back(self) -> None:
+    async def _until_ledger_is_back(self, why: str) -> None:
+        self._health.failed(self.queue, why)
         backoff, is_back = self._new_backoff(), False
         while not is_back and not self._closing.done():
             await self._sleep(backoff.next())
             is_back = bool(await self._unless_closing(self._gate.reopen()))
+        if is_back:
+            self._health.works(self.queue)
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.wait([self._closing], timeout=seconds)
@@ -391,6 +421,7 @@ class Pump:
 
     def _check_locks(self, now: float) -> None:
         limit = self.restorer.seconds_to_send
+        self._destinations.answer_within(self.restorer.seconds_to_move)
         for lane in self.lanes.values():
             lane.give_up_waiting(now - self.restorer.longest_lock_seconds - LOCK_MARGIN)
             late = lane.withdraw(lambda move: now - move.locked_at > limit)
@@ -415,15 +446,18 @@ class Pump:
     async def _leave(self, intake: Intake) -> None:
         """Take nothing more, give back what was not sent, and wait for the outcome of what was.
 
-        A ledger that stalls may still answer, for as long as the locks hold for sure; then there must be time to give
-        the messages back.
+        A ledger that stalls may still answer, for as long as the locks hold for sure and the pump may take to close;
+        then there must be time to give the messages back.
         """
-        now = self._loop.time()
-        until = now + CLOSE_TIMEOUT
-        patient_until = now + min(CLOSE_TIMEOUT - GIVE_BACK_TIME, self.restorer.seconds_to_move)
+        left_at = self._loop.time()
         intake.retire()
-        while not intake.is_quiet and self._loop.time() < until:
-            if self._gate.failed.done() and self._loop.time() >= patient_until:
+        while not intake.is_quiet:
+            now = self._loop.time()
+            until = min(left_at + CLOSE_TIMEOUT, self._close_by)
+            if now >= until:
+                break
+            is_over = now >= min(until - self._seconds_to_give_back, left_at + self.restorer.seconds_to_move)
+            if is_over and (self._gate.failed.done() or self._closing.done()):
                 self._gate.give_up()
             for lane in self.lanes.values():
                 for move in lane.withdraw(lambda move: move.source is intake):
@@ -431,10 +465,10 @@ class Pump:
             if intake.receiver.error is not None and not intake.is_pausing:
                 break  # the locks run out by themselves
             await asyncio.sleep(MIN_TICK)
-        await intake.close()
+        await intake.close(min(DETACH_TIMEOUT, self._seconds_to_close))
 
     async def _stop(self) -> None:
-        await self.retrieval.close(CLOSE_TIMEOUT)
+        await self.retrieval.close(self._seconds_to_close, self._seconds_to_give_back)
         for timer in (self._tick_timer, self._kick_timer):
             if timer is not None:
                 timer.cancel()
@@ -443,7 +477,7 @@ class Pump:
             await asyncio.gather(self._looking, return_exceptions=True)
         await self._renewal.close()
         if self._management is not None:
-            await self._management.close()
+            await self._management.close(min(DETACH_TIMEOUT, self._seconds_to_close))
         if self in self._destinations.listeners:
             self._destinations.listeners.remove(self)
         self._announce()

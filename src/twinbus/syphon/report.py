@@ -74,6 +74,7 @@ class SyphonStatus:
     """The syphon as it is now.
 
     `down` are the destinations that failed when last tried, `held_back` those that are left alone by order.
+    `ledger_error` is why nothing is moved until the ledger takes rows again; None if it does, or need not.
     """
 
     primary_connected: bool
@@ -81,6 +82,7 @@ class SyphonStatus:
     queues: tuple[QueueStatus, ...]
     down: tuple[str, ...]
     held_back: tuple[str, ...] = ()
+    ledger_error: str | None = None
 
 
 def merge(statuses: Iterable[QueueStatus], seconds: float) -> DrainReport:

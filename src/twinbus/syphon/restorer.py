@@ -22,18 +22,22 @@ OBSERVE_EVERY = 10.0
 class Restorer:
     """Restores messages of one queue.
 
-    `lock_seconds` is the lock duration of the queue, if that is known. By it the broker's clock is told: a message has
-    expired when that says so, never by our own.
+    `lock_seconds` is the lock duration of the queue, if that is known; else it is estimated. By it the broker's clock
+    is told: a message has expired when that says so.
     """
 
     def __init__(
         self, ttl: TimeToLive, lock_seconds: float | None = None, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self._ttl: TimeToLive = ttl
+        self._wall_clock = wall_clock
+        self.set_lock(lock_seconds)
+
+    def set_lock(self, lock_seconds: float | None) -> None:
+        """Set the lock duration of the queue, if it is known now, or has changed."""
         self._clock = BrokerClock(None if lock_seconds is None else int(lock_seconds * 1000))
         self._most = min(LOCK_SECONDS, lock_seconds or LOCK_SECONDS)
         self._observed_at = float("-inf")
-        self._wall_clock = wall_clock
         #: For how long a lock can be relied upon: never longer than it lasts.
         self.lock_seconds = self._most
         #: When somebody else's lock is over for sure: never shorter than it lasts, whatever the clocks say.
@@ -51,7 +55,8 @@ class Restorer:
 
     def _observe(self, payload: bytes, now: float) -> None:
         try:
-            locked_until = self._clock.observe(payload, now)
+            wall = self._wall_clock()
+            locked_until = self._clock.observe(payload, now, round(wall * 1000))
         except DecodeError:
             return  # restoring it will fail too, and say why
         if locked_until is None:
@@ -59,7 +64,7 @@ class Restorer:
         self._observed_at = now
         # An owner may have given the queue shorter locks. What is left by our clock is a hint that only makes us
         # hurry: beyond these bounds it is the clocks that differ.
-        left = locked_until / 1000 - self._wall_clock()
+        left = locked_until / 1000 - wall
         self.lock_seconds = min(self._most, self._clock.lock_ms / 1000, left if left >= 1 else self._most)
 
     # ---- locks ----

@@ -70,10 +70,10 @@ class Retrieval:
         for lane in lanes:
             if len(self._tasks) >= AT_ONCE or not self._destinations.is_up or self._gate.failed.done():
                 return
-            if not lane.fetchable(1) or not lane.is_allowed or lane.key in self._tasks or lane.deferring:
+            if not lane.fetchable(1) or not lane.is_allowed or lane.key in self._tasks:
                 continue
             _, not_before = self._pauses.get(lane.key, (None, 0.0))
-            if now >= not_before and self._destinations.may_try(lane.circuit):
+            if now >= not_before and self._destinations.may_try(lane.path):
                 lane.is_fetching = True
                 task = self._tasks[lane.key] = asyncio.create_task(self._bring_back(lane))
                 task.add_done_callback(partial(self._ended, lane))
@@ -172,12 +172,18 @@ class Retrieval:
         if not gone:
             raise RequestFailed("somebody else has them locked", MESSAGE_NOT_FOUND, 404)
 
-    async def close(self, seconds: float) -> None:
-        """Let what was fetched be settled, at most so long, and stop."""
+    async def close(self, seconds: float, to_give_back: float) -> None:
+        """Let what was fetched be settled, at most so long, and stop.
+
+        The last `to_give_back` seconds are for what the ledger has not confirmed by then.
+        """
         self._is_closing = True
         tasks = list(self._tasks.values())
         if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
+            _, left = await asyncio.wait(tasks, timeout=max(0.0, seconds - to_give_back))
+            if left:
+                self._gate.give_up()
+                await asyncio.wait(left, timeout=min(seconds, to_give_back))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from twinbus.ledger.recorder import NullRecorder, Recorder
 from twinbus.pairing.events import EventBus
-from twinbus.pairing.options import Order, SyphonOptions, TimeToLive
+from twinbus.pairing.ledger_health import LedgerHealth
+from twinbus.pairing.options import Order, Probe, SyphonOptions, TimeToLive
 
 from .clock import MAX_LOCK_MS
 from .facts import Fact
@@ -23,12 +24,17 @@ class Terms:
 
     `flush` makes the recorder's rows durable: with it, a message is completed only when its move is. `lock_seconds` is
     the lock duration of the backlog queues, the longest if they differ, for whoever knows it: by it the time at the
-    broker is told. Otherwise it is learnt, and until then messages may live up to five minutes too long. `on_settled`
-    is told of every message, on the event loop; it must not wait.
+    broker is told. Otherwise it is estimated from the messages (`BrokerClock`). `on_settled` is told of every message,
+    on the event loop; it must not wait.
+
+    `ledger_health` is told when pumps wait for the ledger, if somebody else wants to know, too.
+
+    `probe`: how a destination that left a message without an answer is asked before messages are sent to it again: with
+    a ping, or with "link" by a message itself.
 
     `is_extra`: another pump is on the same queue. What is set aside there, and whether anything is left, is its
     business; this one takes what comes and ends when for a while nothing does. `wall_clock` is the time of day here, in
-    seconds since the epoch: nothing relies on it, it only makes the pumps hurry.
+    seconds since the epoch: it makes the pumps hurry, and tells how long locks last if `lock_seconds` does not.
 
     Raises `ValueError` for a lock duration that no queue can have.
     """
@@ -41,9 +47,11 @@ class Terms:
     recorder: Recorder = field(default_factory=NullRecorder)
     events: EventBus = field(default_factory=EventBus)
     flush: Flush | None = None
+    ledger_health: LedgerHealth | None = None
     lock_seconds: float | None = None
     on_settled: Callable[[Fact], None] | None = None
     is_extra: bool = False
+    probe: Probe = "ping"
     wall_clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:

@@ -127,3 +127,18 @@ async def test_of_too_many_the_one_that_has_waited_longest_is_cut(small: Namespa
             assert await peer.header() == SASL_HEADER
         for peer in peers[:10]:
             assert len(await peer.rest()) < 100
+
+
+async def test_websocket_that_has_just_closed_can_be_cut(small: Namespace) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(UPGRADE)
+    await until(lambda: bool(small.connections))
+    [connection] = small.connections
+    connection._transport._raw.abort()  # type: ignore[union-attr]
+    loop = asyncio.get_running_loop()
+    reset = loop.create_future()
+    # A turn of the loop later the socket is closed, and the connection has not been told yet.
+    loop.call_soon(lambda: reset.set_result((connection.closing, connection.reset())))
+    assert await asyncio.wait_for(reset, 10) == (False, None)
+    writer.transport.abort()
+    await until(lambda: not small.connections)

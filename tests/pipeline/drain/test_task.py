@@ -77,6 +77,17 @@ async def test_an_extra_pump_leaves_what_is_set_aside_to_the_one_in_charge(pair:
     assert (await pair.task(await pair.work(ALONE, known=known))).moved == 3
 
 
+async def test_time_in_the_backlog_counts_though_nobody_tells_the_lock_duration(pair: Backlogs) -> None:
+    await pair.put([*numbered("orders", [1], seconds=1), *numbered("orders", [2], seconds=3600)])
+    enqueued_at = pair.clock()
+    await eventually(lambda: pair.clock() > enqueued_at + 1.5)
+    batches = await asyncio.to_thread(lambda work: list(facts_of(work, 0)), await pair.work(ALONE, lock_seconds=None))
+    outcomes = sorted(one.outcome for one in figures(batches) if one.bytes)
+    assert outcomes == sorted([facts.EXPIRED_THERE, facts.MOVED])
+    [dead] = await pair.dead_letters()
+    assert dead["DeadLetterReason"] == "ExpiredInBacklog"
+
+
 async def test_one_task_can_have_several_queues(pair: Backlogs) -> None:
     for index, queue in enumerate(QUEUES):
         await pair.put_in(queue, numbered("orders", range(index * 10, index * 10 + 10)))

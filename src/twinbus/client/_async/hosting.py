@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.sending._async.synchronization import LoopBinding
 
 from ..runtime import Runtime
 
@@ -23,6 +24,8 @@ class Host:
         self._on_failure = on_failure
         self._starting: asyncio.Task[None] | None = None
         self._is_closed = False
+        #: The event loop of the client and of its senders.
+        self.loop = LoopBinding()
 
     def begin(self) -> None:
         """Start the runtime, if that has not been done, without waiting; a failure is handed to `on_failure`."""
@@ -32,6 +35,7 @@ class Host:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return  # not yet: whoever sends will have one
+        self.loop.check()
         self._starting = loop.create_task(self._runtime.start())
         self._starting.add_done_callback(self._started)
 

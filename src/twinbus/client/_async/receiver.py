@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, Self, cast
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSession
+from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus.ledger.recorder import OperationKind, Recorder
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.ping import is_ping
+from twinbus.pairing.policy import explained
 from twinbus.pairing.recording import Records
 from twinbus.pairing.sdk import internals
 
@@ -85,6 +87,21 @@ class RecordedReceiver(ServiceBusReceiver):
     def _check(self) -> None:
         """Raises if this receiver must not be used any more."""
 
+    async def __aenter__(self) -> Self:
+        with self._explained():
+            await super().__aenter__()
+        return self
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except ServiceBusError as error:
+            clear = explained(error, self.entity_path, self.fully_qualified_namespace)
+            if clear is error:
+                raise
+            raise clear from error
+
     # ---- receiving ----
 
     async def receive_messages(
@@ -95,7 +112,8 @@ class RecordedReceiver(ServiceBusReceiver):
         while True:
             self._check()
             started = time.perf_counter()
-            received = await super().receive_messages(max_message_count, max_wait_time)
+            with self._explained():
+                received = await super().receive_messages(max_message_count, max_wait_time)
             self._receipts.received(received, started)
             messages = await self._without_pings(received)
             max_wait_time = ends - time.monotonic()
@@ -105,18 +123,20 @@ class RecordedReceiver(ServiceBusReceiver):
     async def __aiter__(self) -> AsyncIterator[ServiceBusReceivedMessage]:
         self._check()
         started = time.perf_counter()
-        async for message in super().__aiter__():
-            self._receipts.received([message], started)
-            if await self._without_pings([message]):
-                yield message
-            self._check()
-            started = time.perf_counter()
+        with self._explained():
+            async for message in super().__aiter__():
+                self._receipts.received([message], started)
+                if await self._without_pings([message]):
+                    yield message
+                self._check()
+                started = time.perf_counter()
 
     async def __anext__(self) -> ServiceBusReceivedMessage:
         while True:
             self._check()
             started = time.perf_counter()
-            message = await super().__anext__()
+            with self._explained():
+                message = await super().__anext__()
             self._receipts.received([message], started)
             if await self._without_pings([message]):
                 return message
@@ -134,7 +154,8 @@ class RecordedReceiver(ServiceBusReceiver):
         """As the SDK's."""
         self._check()
         started = time.perf_counter()
-        received = await super().receive_deferred_messages(sequence_numbers, timeout=timeout, **kwargs)
+        with self._explained():
+            received = await super().receive_deferred_messages(sequence_numbers, timeout=timeout, **kwargs)
         self._receipts.received(received, started)
         return received
 
@@ -148,7 +169,7 @@ class RecordedReceiver(ServiceBusReceiver):
     ) -> list[ServiceBusReceivedMessage]:
         """As the SDK's; where there are only pings it looks further."""
         while True:
-            with self._noted(OperationKind.PEEK):
+            with self._explained(), self._noted(OperationKind.PEEK):
                 peeked = await super().peek_messages(
                     max_message_count, sequence_number=sequence_number, timeout=timeout, **kwargs
                 )
@@ -233,6 +254,11 @@ class PairedReceiver(RecordedReceiver):
 
     def _check(self) -> None:
         self._pairing.check()
+
+    async def close(self) -> None:
+        """As the SDK's. In a forked child it leaves the connection of the parent alone."""
+        if not self._pairing.is_forked:
+            await super().close()
 
 
 def record_receives(

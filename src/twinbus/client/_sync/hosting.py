@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from twinbus.pairing.namespaces import Namespace
 from twinbus.pairing.private_loop import PrivateLoop
+from twinbus.pairing.sending._sync.synchronization import LoopBinding
 
 from ..runtime import Runtime
 
@@ -16,6 +17,8 @@ _T = TypeVar("_T")
 
 #: The longest that anybody waits for the loop, beyond the bounds of what is done there.
 PATIENCE = 300.0
+#: Seconds in which the runtime must have ended, before its loop is stopped with what is left.
+CLOSING = 4.0
 
 
 class Host:
@@ -28,6 +31,8 @@ class Host:
         self._lock = threading.Lock()
         self._starting: Future[None] | None = None
         self._is_closed = False
+        #: Nothing here belongs to an event loop of the application.
+        self.loop = LoopBinding()
 
     def begin(self) -> None:
         """Start the runtime, if that has not been done, without waiting; a failure is handed to `on_failure`."""
@@ -75,6 +80,6 @@ class Host:
         try:
             if self._starting is not None:
                 self._starting.cancel()
-                self._loop.run(self._runtime.close(), PATIENCE)
+                self._loop.run(self._runtime.close(), CLOSING)
         finally:
             self._loop.close()

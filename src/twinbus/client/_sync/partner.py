@@ -27,22 +27,31 @@ class PartnerClient(ServiceBusClient):
         role: NamespaceRole,
         partnership: Partnership,
         on_end: Callable[[NamespaceRole], None],
+        on_both_closed: Callable[[], None],
         arguments: dict[str, Any],
     ) -> None:
         super().__init__(**arguments)
         self.role = role
         self._partnership = partnership
         self._on_end = on_end
+        self._on_both_closed = on_both_closed
         #: For paired senders: whether to try again is decided there, not by the SDK.
         self.for_senders = _SendingClient(role, partnership, {**arguments, "retry_total": 0})
 
     def close(self) -> None:
-        """Close all senders and receivers of this namespace."""
+        """Close all senders and receivers of this namespace; with the second client, the paired client, too.
+
+        In a forked child it leaves the parent's alone.
+        """
+        if self._partnership.is_forked:
+            return
         is_news = self._partnership.closed(self.role)
         super().close()
         self.for_senders.close()
         if is_news:
             self._on_end(self.role)
+            if self._partnership.are_both_closed:
+                self._on_both_closed()
 
     def fault(self, reason: str, cause: BaseException | None = None) -> None:
         """Give it up for good: every later call raises `PairedClientFaultedError`. It should still be closed."""

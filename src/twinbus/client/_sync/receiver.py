@@ -6,15 +6,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, Self, cast
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode, ServiceBusReceiver, ServiceBusSession
+from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus.ledger.recorder import OperationKind, Recorder
 from twinbus.pairing.core import Pairing
 from twinbus.pairing.ping import is_ping
+from twinbus.pairing.policy import explained
 from twinbus.pairing.recording import Records
 from twinbus.pairing.sdk import internals
 
@@ -85,6 +87,21 @@ class RecordedReceiver(ServiceBusReceiver):
     def _check(self) -> None:
         """Raises if this receiver must not be used any more."""
 
+    def __enter__(self) -> Self:
+        with self._explained():
+            super().__enter__()
+        return self
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except ServiceBusError as error:
+            clear = explained(error, self.entity_path, self.fully_qualified_namespace)
+            if clear is error:
+                raise
+            raise clear from error
+
     # ---- receiving ----
 
     def receive_messages(
@@ -95,7 +112,8 @@ class RecordedReceiver(ServiceBusReceiver):
         while True:
             self._check()
             started = time.perf_counter()
-            received = super().receive_messages(max_message_count, max_wait_time)
+            with self._explained():
+                received = super().receive_messages(max_message_count, max_wait_time)
             self._receipts.received(received, started)
             messages = self._without_pings(received)
             max_wait_time = ends - time.monotonic()
@@ -105,18 +123,20 @@ class RecordedReceiver(ServiceBusReceiver):
     def __iter__(self) -> Iterator[ServiceBusReceivedMessage]:
         self._check()
         started = time.perf_counter()
-        for message in super().__iter__():
-            self._receipts.received([message], started)
-            if self._without_pings([message]):
-                yield message
-            self._check()
-            started = time.perf_counter()
+        with self._explained():
+            for message in super().__iter__():
+                self._receipts.received([message], started)
+                if self._without_pings([message]):
+                    yield message
+                self._check()
+                started = time.perf_counter()
 
     def __next__(self) -> ServiceBusReceivedMessage:
         while True:
             self._check()
             started = time.perf_counter()
-            message = super().__next__()
+            with self._explained():
+                message = super().__next__()
             self._receipts.received([message], started)
             if self._without_pings([message]):
                 return message
@@ -134,7 +154,8 @@ class RecordedReceiver(ServiceBusReceiver):
         """As the SDK's."""
         self._check()
         started = time.perf_counter()
-        received = super().receive_deferred_messages(sequence_numbers, timeout=timeout, **kwargs)
+        with self._explained():
+            received = super().receive_deferred_messages(sequence_numbers, timeout=timeout, **kwargs)
         self._receipts.received(received, started)
         return received
 
@@ -148,7 +169,7 @@ class RecordedReceiver(ServiceBusReceiver):
     ) -> list[ServiceBusReceivedMessage]:
         """As the SDK's; where there are only pings it looks further."""
         while True:
-            with self._noted(OperationKind.PEEK):
+            with self._explained(), self._noted(OperationKind.PEEK):
                 peeked = super().peek_messages(
                     max_message_count, sequence_number=sequence_number, timeout=timeout, **kwargs
                 )
@@ -233,6 +254,11 @@ class PairedReceiver(RecordedReceiver):
 
     def _check(self) -> None:
         self._pairing.check()
+
+    def close(self) -> None:
+        """As the SDK's. In a forked child it leaves the connection of the parent alone."""
+        if not self._pairing.is_forked:
+            super().close()
 
 
 def record_receives(

@@ -8,9 +8,10 @@ import time
 
 
 class _Call(threading.local):
-    """What the current thread does: when its call has to be over, by `time.monotonic`."""
+    """The call of the current thread: when it has to be over, by `time.monotonic`, and whether it was given up."""
 
     ends = math.inf
+    given_up: threading.Event | None = None
 
 
 call = _Call()
@@ -19,3 +20,8 @@ call = _Call()
 def seconds_left(most: float) -> float:
     """How long the current thread may still wait, at most `most` seconds."""
     return max(0.0, min(most, call.ends - time.monotonic()))
+
+
+def is_given_up() -> bool:
+    """Whether nobody waits for the call of the current thread any more."""
+    return call.given_up is not None and call.given_up.is_set()

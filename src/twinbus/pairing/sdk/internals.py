@@ -46,9 +46,7 @@ def cut(found: Any) -> None:
     """
     if found is None:
         return
-    transport = attribute(found, "writer", "transport")  # asyncio over TCP
-    if transport is None:
-        transport = attribute(found, "sock", "_response", "connection", "transport")  # asyncio over WebSockets
+    transport = asyncio_transport(found)
     if transport is not None:
         transport.abort()
         return
@@ -58,6 +56,15 @@ def cut(found: Any) -> None:
         # Not SSLSocket.shutdown either, which would let that thread go on without encryption.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def asyncio_transport(found: Any) -> Any:
+    """The transport of an asynchronous connection, to be aborted after it was closed; None if there is none.
+
+    A closed WebSocket forgets it, while TLS is still saying goodbye. Without it that is left to the event loop.
+    """
+    over_tcp = attribute(found, "writer", "transport")
+    return over_tcp or attribute(found, "sock", "_response", "connection", "transport")
 
 
 def http_session(found: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from azure.servicebus import TransportType, __version__
+from azure.servicebus import __version__
 
 #: Major and minor version.
 Version = tuple[int, int]
@@ -106,8 +106,7 @@ def development_address(
         return authority, {"use_tls": False, **options}
     port = _DEVELOPMENT_PORT if port is None else port
     authority = f"{host}:{port}"
-    is_amqp = options.get("transport_type", TransportType.Amqp) is TransportType.Amqp and not options.get("http_proxy")
-    if is_amqp and (installed < _DROPS_TLS_PORT or port == _TLS_PORT):
+    if installed < _DROPS_TLS_PORT or port == _TLS_PORT:
         return authority, dict(options)
     return authority, {"custom_endpoint_address": f"sb://{authority}", **options}
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-#: Pauses of a call without a timeout are counted instead.
+from azure.core.pipeline.policies import RetryMode
+
+from ..checks import check_count, number
+
+#: Unless the client options say otherwise. Pauses of a call without a timeout are counted instead.
 MAX_PAUSES = 5
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 10.0
@@ -57,18 +63,71 @@ class Budget:
         return self._attempt if self._ends is None else self.left()
 
 
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """The `retry_*` options of a client, as far as they were given: how often and when a busy namespace is asked again.
+
+    Nothing else is tried again after a pause: what cannot be reached is diverted, or raised.
+    """
+
+    total: int | None = None
+    backoff_factor: float | None = None
+    backoff_max: float | None = None
+    is_fixed: bool = False
+
+    @classmethod
+    def of(cls, client_options: Mapping[str, Any]) -> Retries:
+        """Raises `TypeError` or `ValueError`, which name the option, where the SDK would fail later or never retry."""
+        total = client_options.get("retry_total")
+        if total is not None:
+            check_count("retry_total", total, minimum=0)
+        factor = _seconds("retry_backoff_factor", client_options)
+        longest = _seconds("retry_backoff_max", client_options)
+        mode = client_options.get("retry_mode", RetryMode.Exponential)
+        if mode not in tuple(RetryMode):
+            raise ValueError(f"retry_mode must be 'exponential' or 'fixed', not {mode!r}")
+        return cls(total, factor, longest, is_fixed=mode == RetryMode.Fixed)
+
+
+#: Of a client that was given none.
+NO_RETRY_OPTIONS = Retries()
+
+
+def _seconds(name: str, client_options: Mapping[str, Any]) -> float | None:
+    value = client_options.get(name)
+    if value is None:
+        return None
+    seconds = number(name, value)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name} must be at least 0 s, not {value!r}")
+    return seconds
+
+
 class Pauses:
     """How long to wait before the next try where the service is busy: ever longer, and never all at the same time."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, retries: Retries) -> None:
         self._random = random
+        self._retries = retries
         self._taken = 0
 
     def next(self, left: float) -> float | None:
         """The next pause in seconds, if `left` are left; None: give up."""
-        if left == math.inf and self._taken >= MAX_PAUSES:
+        total = self._retries.total
+        if total is None and left == math.inf:
+            total = MAX_PAUSES
+        if total is not None and self._taken >= total:
             return None
-        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._taken, 30))
+        longest = self._longest()
         self._taken += 1
         pause = longest * self._random.uniform(0.5, 1.0)
         return pause if pause < left else None
+
+    def _longest(self) -> float:
+        retries = self._retries
+        most = LONGEST_PAUSE if retries.backoff_max is None else retries.backoff_max
+        # The SDK's first pause is twice the factor, and so on, or always the factor.
+        first = FIRST_PAUSE if retries.backoff_factor is None else 2 * retries.backoff_factor
+        if retries.is_fixed:
+            return min(most, FIRST_PAUSE if retries.backoff_factor is None else retries.backoff_factor)
+        return min(most, first * 2.0 ** min(self._taken, 30))

@@ -17,7 +17,7 @@ class EntityPlace:
     def __init__(self, pairing: Pairing, entity: Entity) -> None:
         self._pairing = pairing
         self._entity = entity
-        self._counts = pairing.options.policy.counts
+        self._counts = pairing.counts
 
     def openings_at_once(self, live: int) -> int:
         """One while the entity is suspect; after a recovery 1, 2, 4."""

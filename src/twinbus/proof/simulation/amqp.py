@@ -35,6 +35,10 @@ def _on_a_link(error: BaseException) -> AmqpError:
     return LinkDetached("detached") if isinstance(error, DetachedError) else _lost(error)  # type: ignore[arg-type]
 
 
+#: A connection notices a little late that an answer did not come.
+LATE = 1.25
+
+
 class SimulatedSide:
     """A namespace as the process of a syphon reaches it."""
 
@@ -80,6 +84,14 @@ class SimulatedConnection:
         self._links: list[_Link | SimulatedManagement] = []
         self.error: AmqpError | None = None
 
+    @property
+    def outcome_timeout(self) -> float:
+        return self._wire.patience / LATE
+
+    @outcome_timeout.setter
+    def outcome_timeout(self, seconds: float) -> None:
+        self._wire.patience = seconds * LATE
+
     def _cut(self, error: Exception) -> None:
         self.error = _lost(error)
         for link in list(self._links):
@@ -122,7 +134,7 @@ class SimulatedConnection:
     async def wait_lost(self) -> AmqpError:
         return await asyncio.shield(self._lost_future)
 
-    async def close(self) -> None:
+    async def close(self, seconds: float = 5.0) -> None:
         self._wire.abort()
 
 

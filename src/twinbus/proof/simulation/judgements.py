@@ -23,6 +23,8 @@ from .virtual_time import START
 
 #: Seconds by which a call may outlast its timeout.
 MARGIN = 0.05
+#: Connections of which there are always some left.
+ENOUGH_CONNECTIONS = 100
 #: Seconds after which no answer is on its way any more that was sent before the network fell silent.
 ON_THE_WAY = 0.5
 #: What a backlog queue can say that must not reach the caller, and when an entity says the same.
@@ -186,8 +188,13 @@ def _late_calls(record: Record) -> Iterator[str]:
 
 
 def _missed_outages(record: Record) -> Iterator[str]:
-    """A primary that falls silent is failed over, also if no caller waits long enough to notice."""
+    """A primary that falls silent is failed over, also if no caller waits long enough to notice.
+
+    Not where a call may have found no connection, because other entities used them all: then it has tried nothing.
+    """
     options = record.scenario.options
+    if options.max_connections < ENOUGH_CONNECTIONS:
+        return
     patience = options.failover_interval + 3 * options.attempt_timeout + 1.0
     for queue in record.scenario.queues:
         faults = [one for one in record.faults(PRIMARY, queue.path) if one.weather is Weather.BLACK_HOLE]

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Future
 from random import Random
 
-from twinbus.ledger.recorder import Operation
+from twinbus.ledger.recorder import Operation, prompt
 
 FLUSH = 0.002, 0.2
 
@@ -26,6 +26,7 @@ class SimulatedLedger:
         self.stalled_until = 0.0
         self.durable: list[Operation] = []
 
+    @prompt
     def record(self, operation: Operation) -> None:
         self._buffer.append(operation)
 

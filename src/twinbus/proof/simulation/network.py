@@ -189,6 +189,8 @@ class SimulatedNamespace:
         self.trace("over", self.name, fault.entity or "*", fault.weather.value)
         self.faults.remove(fault)
         if fault.weather is Weather.CRASH:
+            for wire in list(self.wires):  # a slow connection may have come through
+                wire.cut()
             for queue in self.queues.values():
                 queue.restart()
 
@@ -250,6 +252,8 @@ class Wire:
         self.on_cut: Callable[[Exception], None] = lambda error: None
         #: Whether the process gives the connection up when an answer does not come.
         self.is_impatient = False
+        #: And after how many seconds.
+        self.patience = PATIENCE
         self.error: Exception | None = None
         self._arrives_late = False
         self._loop = namespace.loop
@@ -352,11 +356,11 @@ class Wire:
 
     def _say_nothing(self, answer: asyncio.Future[Any]) -> None:
         if self.is_impatient:
-            self._loop.call_later(PATIENCE, self._lose_patience, answer)
+            self._loop.call_later(self.patience, self._lose_patience, answer)
 
     def _lose_patience(self, answer: asyncio.Future[Any]) -> None:
         if not answer.done():
-            self.fail(SilentError(f"nothing was answered within {PATIENCE:g} seconds"))
+            self.fail(SilentError(f"nothing was answered within {self.patience:g} seconds"))
 
     def _doubt_unless_told(self, subjects: Sequence[str], answer: asyncio.Future[Any]) -> None:
         if answer.cancelled() or answer.exception() is not None:

@@ -81,7 +81,7 @@ def simulate(seed: int, *, trace: bool = False) -> Result:
     loop = VirtualLoop()
     run = Run(scenario_of(seed), loop, Trace(loop.time, trace))
     loop.set_exception_handler(run.on_loop_error)
-    with _quiet():
+    with _quiet(run.complaints):
         try:
             loop.run(run.play(), LIMIT)
         except StuckError as error:
@@ -93,15 +93,32 @@ def simulate(seed: int, *, trace: bool = False) -> Result:
     return run.result()
 
 
+class _Unexpected(logging.Handler):
+    """Takes an error that is logged with its traceback for a complaint: no code has expected it."""
+
+    def __init__(self, complaints: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._complaints = complaints
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self._complaints.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Thousands of runs would say thousands of times that something is wrong: it is meant to be."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+def _quiet(complaints: list[str]) -> Iterator[None]:
+    """Thousands of runs would say thousands of times that something is wrong: it is meant to be, mostly."""
+    before, ours = logging.root.manager.disable, logging.getLogger("twinbus")
+    handler, propagate = _Unexpected(complaints), ours.propagate
+    logging.disable(logging.WARNING)
+    ours.addHandler(handler)
+    ours.propagate = False
     try:
         yield
     finally:
         logging.disable(before)
+        ours.removeHandler(handler)
+        ours.propagate = propagate
 
 
 class Run:

@@ -74,6 +74,7 @@ class SimulatedSender(ServiceBusSender):
 
     def __init__(self, namespace: SimulatedNamespace, process: Process, path: str) -> None:
         # Not the SDK's own beginning: it would make connections and credentials.
+        self.fully_qualified_namespace = namespace.host
         self._namespace = namespace
         self._process = process
         self._path = path

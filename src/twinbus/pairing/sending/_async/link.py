@@ -23,6 +23,8 @@ CLOSING = 5.0
 CANCEL_AGAIN = 0.2
 #: Seconds between two looks at the connection of a link that is being opened.
 REMEMBER_EVERY = 0.005
+#: The first looks are one in each turn of the event loop: a proxy may refuse sooner than any pause is over.
+FIRST_LOOKS = 10
 
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ class Link:
             AttemptTimeoutError: it took longer.
             azure.servicebus.exceptions.ServiceBusError: what the SDK raises.
         """
-        self._remember()
+        self._remember(FIRST_LOOKS)
         try:
             await self.call(self._open, seconds=seconds)
         except AttemptTimeoutError:
@@ -62,10 +64,11 @@ class Link:
             self._connection = internals.connection(self.sender) or self._connection
             self._remembering.cancel()
 
-    def _remember(self) -> None:
+    def _remember(self, looks: int) -> None:
         """Know the connection while it is being opened: if that fails the SDK forgets it, with its socket open."""
         self._connection = internals.connection(self.sender) or self._connection
-        self._remembering = asyncio.get_running_loop().call_later(REMEMBER_EVERY, self._remember)
+        pause = 0.0 if looks > 0 else REMEMBER_EVERY
+        self._remembering = asyncio.get_running_loop().call_later(pause, self._remember, looks - 1)
 
     async def _open(self) -> None:
         await self.sender.__aenter__()
@@ -119,10 +122,13 @@ class Link:
 
     async def _close(self) -> None:
         connection = self._connection
+        transport = internals.asyncio_transport(connection)
         try:
             await self.sender.close()
         finally:
             internals.cut(connection)
+            if transport is not None:
+                transport.abort()
             session = internals.http_session(connection)
             if session is not None:
                 await session.close()

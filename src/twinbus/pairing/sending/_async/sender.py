@@ -7,21 +7,23 @@ import uuid
 import warnings
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
-from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from ...batch import EnvelopeBatch
+from ...checks import check_count, check_timeout, check_type
 from ...core import Pairing
 from ...errors import ScheduledInBacklogError
 from ...failover import Route
 from ...parcel import Scheduled, parcel_of
 from ...receipt import Receipt
+from ...sdk.subclass import guarded
 from ..budget import Budget
 from .delivery import Delivery
+from .synchronization import LoopBinding
 
 MessageTypes = (
     Mapping[str, Any]
@@ -36,12 +38,13 @@ MessageTypes = (
 _placeholders = itertools.count(-1, -1)
 
 
-class PairedSender:
+@guarded(ServiceBusSender)
+class PairedSender(ServiceBusSender):
     """Sends to a queue or topic of the primary namespace, or through the backlog while that cannot be reached.
 
-    It has the methods of the SDK's `ServiceBusSender`, with the same parameters, and opens when it is first used. Sends
-    return a `Receipt`. The caller's `timeout` covers everything that a call does. It can be shared: each call has a
-    link of its own, up to the option `max_links` at a time.
+    It is a `ServiceBusSender` to programs and type checkers, with its methods and parameters, but inherits nothing that
+    sends, and opens when it is first used. Sends return a `Receipt`. The caller's `timeout` covers everything that a
+    call does. It can be shared: each call has a link of its own, up to the option `max_links` at a time.
 
     The clients are used for nothing but to make senders. They must do without retries of their own (`retry_total=0`):
     trying again is decided here.
@@ -54,10 +57,12 @@ class PairedSender:
         primary_client: ServiceBusClient,
         backlog_client: ServiceBusClient,
         *,
+        loop: LoopBinding | None = None,
         client_identifier: str | None = None,
         **options: Any,
     ) -> None:
-        self.entity_name = entity_path
+        # Not `super().__init__`: the links of the SDK are in `Delivery`.
+        self.entity_name: str = entity_path
         self.fully_qualified_namespace: str = primary_client.fully_qualified_namespace
         self._client_identifier = client_identifier or f"SBSender-{uuid.uuid4()}"
         self._pairing = pairing
@@ -65,12 +70,14 @@ class PairedSender:
         self._attempt_timeout = pairing.options.attempt_timeout
         self._unbounded = Budget(None, self._attempt_timeout, pairing.clock)
         self._is_closed = False
+        self._loop = loop or LoopBinding()
         options["client_identifier"] = self._client_identifier
         self._delivery = Delivery(pairing, entity_path, primary_client, backlog_client, **options)
 
     # ---- sending ----
 
-    async def send_messages(
+    # The SDK's returns nothing, so whoever takes this sender for the SDK's drops the receipt.
+    async def send_messages(  # type: ignore[override]
         self,
         message: MessageTypes | ServiceBusMessageBatch,
         *,
@@ -79,8 +86,11 @@ class PairedSender:
     ) -> Receipt:
         """Send a message, a list of messages or a batch, and return when it is accepted by the primary or the backlog.
 
+        Several messages that do not fit the backlog as one batch, because of their envelopes, are stored in parts. For
+        an empty list nothing is sent; its receipt has the route that a message would take now, and 0 attempts.
+
         Raises:
-            BacklogUnavailableError: it was not accepted anywhere.
+            BacklogUnavailableError: it was not accepted, or only the messages that its `accepted_ids` name.
             NoFreeLinkError: the call's time was over before it had a link; nothing was tried.
             EnvelopeTooLargeError: it fits the entity but not the backlog, and that is needed.
             PairedClientFaultedError: the pairing is out of order for good.
@@ -88,12 +98,11 @@ class PairedSender:
                 cannot be reached.
             TypeError, ValueError: an argument is not as it has to be.
         """
-        if kwargs or timeout is not None or self._is_closed:
+        if kwargs or timeout is not None or self._is_closed or not self._loop.is_current:
             self._check(timeout, kwargs)
         parcel = parcel_of(message, self.entity_name)
         if not parcel.message_ids:
-            self._pairing.check()
-            return Receipt(Route.PRIMARY, self.entity_name, None, (), 0)
+            return Receipt(self._pairing.route(self._entity).route, self.entity_name, None, (), 0)
         queue, _ = await self._delivery.deliver(parcel, self._unbounded if timeout is None else self._budget(timeout))
         if parcel.nameless:
             parcel.accepted()
@@ -116,6 +125,7 @@ class PairedSender:
             Exception: the same as `send_messages`.
         """
         self._check(timeout, kwargs)
+        check_type("schedule_time_utc", schedule_time_utc, datetime)
         parcel = Scheduled(messages, schedule_time_utc, self.entity_name)
         if not parcel.messages:
             return []
@@ -138,7 +148,7 @@ class PairedSender:
             azure.servicebus.exceptions.ServiceBusError: what the SDK's sender raises.
         """
         self._check(timeout, kwargs)
-        numbers = [sequence_numbers] if isinstance(sequence_numbers, int) else list(sequence_numbers)
+        numbers = _sequence_numbers(sequence_numbers)
         if not numbers:
             return
         if placeholders := [number for number in numbers if number < 0]:
@@ -153,6 +163,8 @@ class PairedSender:
             azure.servicebus.exceptions.ServiceBusError: the entity refuses a link.
         """
         self._check(None, {})
+        if max_size_in_bytes is not None:
+            check_count("max_size_in_bytes", max_size_in_bytes, minimum=0)
         limit, options = await self._delivery.batch_limit(self._unbounded)
         if max_size_in_bytes and max_size_in_bytes > limit:
             raise ValueError(f"max_size_in_bytes must be at most {limit} bytes, not {max_size_in_bytes}")
@@ -191,19 +203,22 @@ class PairedSender:
         self._check(None, {})
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *args: Any) -> None:
         await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a paired sender cannot be pickled or copied: make a client in each process that uses one")
 
     @property
     def is_closed(self) -> bool:
         return self._is_closed
 
     async def close(self) -> None:
-        """Close all its links. It cannot be used again."""
-        self._is_closed = True
-        await self._delivery.close()
+        """Close all its links. It cannot be used again. In a forked child it leaves those of the parent alone."""
+        if not self._pairing.is_forked:
+            self._loop.check()
+            self._is_closed = True
+            await self._delivery.close()
 
     def _budget(self, timeout: float | None) -> Budget:
         return self._unbounded if timeout is None else Budget(timeout, self._attempt_timeout, self._pairing.clock)
@@ -213,6 +228,18 @@ class PairedSender:
             warnings.warn(f"Unsupported keyword args: {unknown}", stacklevel=3)
         self._pairing.check()
         if self._is_closed:
-            raise ValueError("The sender was closed. Get a new one from the client.")
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout must be greater than 0, not {timeout!r}")
+            # In the words of the SDK, which programs may look for.
+            raise ValueError(
+                "The sender was closed: the handler has already been shutdown."
+                " Please use ServiceBusClient to create a new instance."
+            )
+        self._loop.check()
+        check_timeout("timeout", timeout)
+
+
+def _sequence_numbers(given: Any) -> list[int]:
+    numbers = [given] if isinstance(given, int) or not isinstance(given, Iterable) else list(given)
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"sequence_numbers must be whole numbers, not {number!r}")
+    return numbers

@@ -17,6 +17,34 @@ T = TypeVar("T")
 sleep = asyncio.sleep
 
 
+class LoopBinding:
+    """Refuses to be used on an event loop other than the first: connections belong to the loop they were opened on."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is bound to the running event loop."""
+        return asyncio.get_running_loop() is self._loop
+
+    def check(self) -> None:
+        """Bind to the running event loop.
+
+        Raises:
+            RuntimeError: it was used on another one before.
+        """
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        elif not self.is_current:
+            raise RuntimeError(
+                "The client was used on another event loop before, and belongs to it. Make a client for each event"
+                " loop: inside the coroutine that asyncio.run is given, not outside."
+            )
+
+
 class Waiter(Generic[T]):
     """One task that waits for one value. `give` and `fail` may be called from any thread, under the same lock."""
 
@@ -100,7 +128,7 @@ class Tasks:
         try:
             await work(*arguments)
         except Exception as error:
-            logger.warning("%s failed: %r", getattr(work, "__qualname__", work), error)
+            logger.error("%s failed", getattr(work, "__qualname__", work), exc_info=error)
 
     def cancel(self) -> None:
         """Cancel all tasks, without waiting for them."""
@@ -125,10 +153,15 @@ async def in_parallel(calls: Sequence[Callable[[], Awaitable[None]]], seconds: f
         return
     done, left = await asyncio.wait(tasks, timeout=seconds)
     for task in left:
+        task.add_done_callback(_log_failure)
         task.cancel()
     for task in done:
-        if not task.cancelled() and task.exception() is not None:
-            logger.debug("Closing failed: %r", task.exception())
+        _log_failure(task)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.debug("Closing failed: %r", task.exception())
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -20,7 +20,7 @@ from ...errors import (
 )
 from ...events import Diverted, OversizeWarning
 from ...failover import Route
-from ...parcel import STANDARD_LIMIT, Parcel, Payload
+from ...parcel import STANDARD_LIMIT, Limits, Parcel, Payload
 from ...policy import Cause, cause_of, is_busy, retires_queue
 from ...recording import recorded
 from ...send_records import SendRecords, now
@@ -61,7 +61,7 @@ class Delivery:
         self._pairing = pairing
         self._entity = entity = pairing.entity(path)
         self._path = path
-        self._counts = pairing.options.policy.counts
+        self._counts = pairing.counts
         self._attempt_timeout = pairing.options.attempt_timeout
         self._records = SendRecords(pairing)
         self._place = EntityPlace(pairing, entity)
@@ -120,7 +120,7 @@ class Delivery:
                     raise unanswered.error from None
                 return self._divert(parcel, session, budget), None
             except Exception as error:
-                pauses = pauses or Pauses(pairing.random)
+                pauses = pauses or Pauses(pairing.random, pairing.primary_retries)
                 pause = pauses.next(budget.before_backlog()) if is_busy(error) else None
                 if pause is None:
                     raise
@@ -214,14 +214,10 @@ class Delivery:
         """Warn of what the primary takes and the backlog would not, or refuse it."""
         if parcel.is_small:
             return
-        limit = self._backlog_limit(parcel.is_batch)
+        limit = self._backlog_limits().message
         found = parcel.oversize(limit)
-        if found is None:
-            return
-        bare = found.size - found.overhead
-        if bare > _limit(self._primary, parcel.is_batch):
-            if parcel.is_batch:  # as the SDK does with a list; of a single message the service will say so
-                raise MessageSizeExceededError(message=f"The messages have {bare} bytes, more than a batch may have.")
+        # Of what is too large for the primary as well the service, or the SDK, will say so.
+        if found is None or found.size - found.overhead > _limits(self._primary).message:
             return
         if self._pairing.options.refuse_oversize:
             raise EnvelopeTooLargeError(self._path, found.size, limit, found.overhead)
@@ -231,12 +227,12 @@ class Delivery:
                 OversizeWarning(entity=self._path, size=found.size, limit=limit, overhead=found.overhead)
             )
 
-    def _backlog_limit(self, is_batch: bool) -> int:
+    def _backlog_limits(self) -> Limits:
         """The most bytes that can be diverted, as far as is known: the secondary is not asked before it is needed."""
         for pool in self._backlog.values():
             if pool.is_measured:
-                return _limit(pool, is_batch)
-        return _limit(self._primary, is_batch)
+                return _limits(pool)
+        return _limits(self._primary)
 
     def batch_limit(self, budget: Budget) -> tuple[int, dict[str, Any]]:
         """The most bytes of a batch, and options for it. The primary is asked if it may be and has not told yet.
@@ -254,7 +250,7 @@ class Delivery:
                     raise opening.error from None
             except (ReroutedError, SilentError):
                 pass  # there will be a batch all the same
-        return min(_limit(self._primary, True), self._backlog_limit(True)), options
+        return min(_limits(self._primary).batch, self._backlog_limits().batch), options
 
     def cancel(self, numbers: list[int], budget: Budget) -> None:
         """Cancel scheduled messages at the primary. It is no send, and says nothing about failover.
@@ -263,7 +259,7 @@ class Delivery:
             EntityFailedOverError: nothing but pings may reach the primary now.
             Exception: what the primary has against it.
         """
-        pauses = Pauses(self._pairing.random)
+        pauses = Pauses(self._pairing.random, self._pairing.primary_retries)
         fresh = False
         while self._is_primary():
             try:
@@ -293,8 +289,12 @@ class Delivery:
     # ---- the backlog ----
 
     def _divert(self, parcel: Parcel, session: str | None, budget: Budget) -> str:
-        """Store it in a backlog queue, whose path is returned."""
+        """Store it in a backlog queue, whose path is returned; what does not fit one batch, in several parts.
+
+        The parts stay in their order, and in one queue as long as that takes them.
+        """
         pairing = self._pairing
+        self._check_batch_size(parcel)
         pauses: Pauses | None = None
         failed: dict[int, BaseException] = {}
         is_awaiting_queues = pairing.options.create_backlog
@@ -310,25 +310,47 @@ class Delivery:
                 for number in missing:
                     del failed[number]
                 continue
+            before = parcel.stored
             try:
                 self._store(parcel, session, index, budget)
             except Exception as error:
                 if isinstance(error, NoFreeLinkError) or retires_queue(error):
                     failed[index] = error
-                else:
-                    pauses = pauses or Pauses(pairing.random)
-                    pause = pauses.next(budget.left()) if is_busy(error) else None
-                    if pause is None:
-                        raise
+                    continue
+                pauses = pauses or Pauses(pairing.random, pairing.backlog_retries)
+                pause = pauses.next(budget.left()) if is_busy(error) else None
+                if pause is not None:
                     sleep(pause)
+                elif not before:
+                    raise
+                else:
+                    failed[index] = error  # the caller has to know which messages were accepted
+                    break
             else:
                 queue = self._backlog[index].path
                 if pairing.events.has_listeners:
-                    pairing.publish(Diverted(entity=self._path, queue=queue, count=len(parcel.message_ids)))
-                return queue
+                    pairing.publish(Diverted(entity=self._path, queue=queue, count=parcel.stored - before))
+                if parcel.is_stored:
+                    return queue
         errors = pairing.retired_queues() | {self._pool(index).path: error for index, error in failed.items()}
         primary_error = parcel.primary_error or self._entity.last_error
-        raise BacklogUnavailableError(self._path, primary_error, errors, may_be_accepted=parcel.is_unclear)
+        raise BacklogUnavailableError(
+            self._path,
+            primary_error,
+            errors,
+            may_be_accepted=parcel.is_unclear,
+            message_ids=parcel.message_ids,
+            accepted=parcel.stored,
+        )
+
+    def _check_batch_size(self, parcel: Parcel) -> None:
+        """Refuse a list that the primary would refuse, where it has told its limit: the backlog splits any list."""
+        if parcel.is_batch and not parcel.is_small and self._primary.is_measured:
+            size, limit = parcel.batch_size(), self._primary.max_batch_size
+            if size > limit:
+                raise MessageSizeExceededError(
+                    message=f"The messages for '{self._path}' have {size} bytes, a batch has at most {limit}."
+                )
 
     def _was_provisioned(self, missing: list[int], budget: Budget) -> bool:
         """Wait a moment for queues that were not there and are being made; true if one is there now."""
@@ -350,7 +372,7 @@ class Delivery:
         return self._pairing.choose_queue(self._choice, failed, (self._path, session))
 
     def _store(self, parcel: Parcel, session: str | None, index: int, budget: Budget) -> None:
-        """Store it in a queue; after a failure on a link that was already open, once more on a fresh one."""
+        """Store its next part in a queue; after a failure on a link that was already open, once more on a fresh one."""
         pool = self._pool(index)
         fresh = False
         parcel.attempts += 1
@@ -372,7 +394,8 @@ class Delivery:
 
     def _attempt_store(self, link: Link, parcel: Parcel, index: int, seconds: float) -> None:
         """One attempt on a link, and what it says about the queue."""
-        payload = parcel.wrapped(_limit(self._pool(index), parcel.is_batch))
+        part = parcel.next_part(_limits(self._pool(index)))
+        payload: Payload = part[0] if len(part) == 1 else part
         attempt = self._queues[index].begin()
         try:
             self._send(link, parcel, payload, seconds, link.path)
@@ -387,6 +410,7 @@ class Delivery:
         except BaseException:
             self._pairing.queue_unclear(index, attempt)
             raise
+        parcel.stored += len(part)
         self._pairing.queue_answered(index)
 
     def _pool(self, index: int) -> LinkPool:
@@ -445,6 +469,6 @@ class Delivery:
         in_parallel([pool.close for pool in (self._primary, *self._backlog.values())], 2 * CLOSING)
 
 
-def _limit(pool: LinkPool, is_batch: bool) -> int:
-    """The most bytes that a place takes in a message or in a batch; a guess until it has told."""
-    return (pool.max_batch_size if is_batch else pool.max_message_size) or STANDARD_LIMIT
+def _limits(pool: LinkPool) -> Limits:
+    """The most bytes that a place takes; a guess until it has told."""
+    return Limits(pool.max_message_size or STANDARD_LIMIT, pool.max_batch_size or STANDARD_LIMIT)

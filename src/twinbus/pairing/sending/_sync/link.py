@@ -51,6 +51,8 @@ class Link:
         self._can_cut = False
         self._lock = threading.Lock()
         self._is_closed = False
+        # Set when it is cut or closed, for what waits in a helper thread.
+        self._given_up = threading.Event()
         self._helper: threading.Thread | None = None
         self._connection: Any = None
 
@@ -105,7 +107,7 @@ class Link:
         ends = time.monotonic() + seconds
 
         def run() -> None:
-            deadline.call.ends = ends
+            deadline.call.ends, deadline.call.given_up = ends, self._given_up
             try:
                 outcome.append(function(*arguments))
             except BaseException as error:
@@ -133,6 +135,7 @@ class Link:
 
     def cut(self) -> None:
         """Cut the connection, so that nothing more is written; `close` is still needed."""
+        self._given_up.set()
         if self.is_hung:
             # Until it can be cut: it may not be connected yet.
             self.ends = 0.0
@@ -149,8 +152,13 @@ class Link:
             was_closed, self._is_closed = self._is_closed, True
         if was_closed:
             return
+        self._given_up.set()
         closing = threading.Thread(target=self._close, name="twinbus-close", daemon=True)
-        closing.start()
+        try:
+            closing.start()
+        except RuntimeError:  # in a function of atexit, since Python 3.12
+            self._close()
+            return
         closing.join(CLOSING)
         if closing.is_alive():
             self._cut()

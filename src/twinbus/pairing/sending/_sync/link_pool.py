@@ -31,7 +31,7 @@ from azure.servicebus.exceptions import (
 
 from ...core import Attempt
 from ...errors import HungCallsError, NoFreeLinkError
-from ...policy import Cause, cause_of
+from ...policy import Cause, cause_of, explained
 from ..budget import Budget
 from ..slots import Connections
 from .link import CLOSING, Link
@@ -309,7 +309,8 @@ class LinkPool:
             link.open(self._attempt_timeout)
         except Exception as error:
             self._connections.opened()
-            self._opening_failed(link, error, attempt)
+            namespace = link.sender.fully_qualified_namespace
+            self._opening_failed(link, explained(error, self.path, namespace), attempt)
         except BaseException:
             self._connections.opened()
             self._opening_ended(link)

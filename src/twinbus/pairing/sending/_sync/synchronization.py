@@ -15,6 +15,16 @@ T = TypeVar("T")
 sleep = time.sleep
 
 
+class LoopBinding:
+    """Threads may share everything: this refuses nothing."""
+
+    __slots__ = ()
+    is_current = True
+
+    def check(self) -> None:
+        """Do nothing."""
+
+
 class Waiter(Generic[T]):
     """One thread that waits for one value. `give` and `fail` may be called from any thread, under the same lock."""
 
@@ -75,13 +85,18 @@ class Tasks:
         thread = threading.Thread(target=self._run, args=(work, *arguments), name="twinbus-sender", daemon=True)
         with self._lock:
             self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # in a function of atexit, since Python 3.12
+            with self._lock:
+                self._threads.discard(thread)
+            self._run(work, *arguments)
 
     def _run(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
             work(*arguments)
         except Exception as error:
-            logger.warning("%s failed: %r", getattr(work, "__qualname__", work), error)
+            logger.error("%s failed", getattr(work, "__qualname__", work), exc_info=error)
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
@@ -98,9 +113,15 @@ class Tasks:
 
 def in_parallel(calls: Sequence[Callable[[], None]], seconds: float) -> None:
     """Make all calls at once, and wait for them for at most `seconds`."""
-    threads = [threading.Thread(target=_quietly, args=(call,), name="twinbus-close", daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
+    threads = []
+    for call in calls:
+        thread = threading.Thread(target=_quietly, args=(call,), name="twinbus-close", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # in a function of atexit, since Python 3.12
+            _quietly(call)
+        else:
+            threads.append(thread)
     _join(threads, seconds)
 
 

@@ -8,6 +8,8 @@ import threading
 import time
 from typing import Protocol
 
+from ...forks import watch_forks
+
 logger = logging.getLogger("twinbus.pairing")
 
 #: Seconds between two cuts of the same connection.
@@ -33,6 +35,11 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
+        self.forked()
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """A forked child has no thread and watches nothing: it must not cut the connections of its parent."""
         self._changed = threading.Condition()
         self._watched: set[Watched] = set()
         self._thread: threading.Thread | None = None
@@ -42,8 +49,7 @@ class Watchdog:
         """Watch it from now on."""
         with self._changed:
             self._watched.add(one)
-            # After a fork it is not alive.
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="twinbus-watchdog", daemon=True)
                 self._thread.start()
             self._changed.notify()

@@ -1,0 +1,35 @@
+"""Tells objects that cannot work in a forked child process that they are in one.
+
+A fork copies the sockets of the parent, but neither its threads nor its running event loop. Whatever the child wrote
+to such a socket, even a goodbye, would end the parent's connection.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+from weakref import WeakSet
+
+
+class ForkListener(Protocol):
+    """An object of which a forked child gets a copy."""
+
+    def forked(self) -> None:
+        """Called in the child, which has one thread. It must take no lock: another thread may have held it."""
+
+
+_listeners: WeakSet[ForkListener] = WeakSet()
+
+
+def watch_forks(listener: ForkListener) -> None:
+    """Call `listener.forked` in every child process that is forked from now on."""
+    _listeners.add(listener)
+
+
+def _forked() -> None:
+    for listener in list(_listeners):
+        listener.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

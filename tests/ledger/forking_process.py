@@ -1,0 +1,51 @@
+"""Records in a process and in children that are forked meanwhile: `python -m tests.ledger.forking_process FOLDER`.
+
+Prints how many rows each of them recorded.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+
+from tests.ledger.rows import a_send
+
+from twinbus.ledger.rotation import Rotation
+from twinbus.ledger.writer import LedgerWriter
+
+CHILDREN, ROWS = 3, 100
+
+
+def record(writer: LedgerWriter, name: str) -> None:
+    for number in range(ROWS):
+        writer.record(a_send(f"{name}-{number}"))
+    writer.close()
+
+
+def main(folder: str) -> None:
+    writer = LedgerWriter(folder, rotation=Rotation(rows=50, flush_seconds=0.0))
+    is_over, number = threading.Event(), 0
+
+    def go_on() -> None:
+        nonlocal number
+        while not is_over.wait(0.001):
+            writer.record(a_send(f"parent-{number}"))
+            number += 1
+
+    recording = threading.Thread(target=go_on)
+    recording.start()
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=record, args=(writer, f"child-{child}")) for child in range(CHILDREN)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    is_over.set()
+    recording.join()
+    writer.close()
+    print(number, *(ROWS if child.exitcode == 0 else child.exitcode for child in children))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
