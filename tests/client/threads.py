@@ -95,7 +95,15 @@ class Seen:
             self._changed.notify_all()
 
     def all(self, kind: type[_E]) -> list[_E]:
+        """Those that came so far. Events come in order: wait for a later one before saying that one did not come."""
         return [event for event in self.events if isinstance(event, kind)]
+
+    def first(self, count: int, kind: type[_E], seconds: float = PATIENCE) -> list[_E]:
+        """All of a kind, as soon as there are this many."""
+        with self._changed:
+            has_come = self._changed.wait_for(lambda: len(self.all(kind)) >= count, seconds)
+        assert has_come, f"fewer than {count} {kind.__name__} came"
+        return self.all(kind)
 
     def next(self, kind: type[_E], seconds: float = PATIENCE) -> _E:
         number = self._taken.get(kind, 0)

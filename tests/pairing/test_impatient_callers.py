@@ -126,5 +126,9 @@ async def test_a_starved_event_loop_is_no_outage(twins: Twins) -> None:
             blocking = asyncio.create_task(block())
             sends = [sender.send_messages(ServiceBusMessage(str(number))) for number in range(4)]
             await asyncio.gather(*sends, blocking)
-        assert not kinds(events) & {Suspected, FailedOver, BacklogQueueRetired}
+        await eventually(lambda: StarvedWarning in kinds(events))
+        client.fail_over("other")
+        await eventually(lambda: FailedOver in kinds(events))
+        assert [event.forced for event in events if isinstance(event, FailedOver)] == [True]
+        assert not kinds(events) & {Suspected, BacklogQueueRetired}
         assert len([event for event in events if isinstance(event, StarvedWarning)]) == 1

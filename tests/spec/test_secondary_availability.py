@@ -17,6 +17,7 @@ from twinbus import (
     BacklogReady,
     BacklogWarning,
     Condition,
+    FailedOver,
     Namespace,
     NamespacesLookSwapped,
     NamespacesSwappedError,
@@ -249,4 +250,6 @@ def test_namespaces_that_are_each_others_secondary_can_both_be_used(house: House
     for sides in (None, swapped(house)):
         with house.client(kind, primary_name=None, sides=sides, strict=True) as client:
             assert client.status().backlog_is_ready
+            client.fail_over("orders")
+            client.seen.next(FailedOver)
             assert client.seen.all(NamespacesLookSwapped) == []

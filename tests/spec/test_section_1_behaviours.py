@@ -163,4 +163,6 @@ def test_without_a_failure_that_counts_nothing_fails_over(house: House, kind: st
         with pytest.raises(ServiceBusAuthorizationError):
             sender.send_messages(text())
         assert sender.send_messages(text()).route is Route.PRIMARY
-        assert client.seen.all(FailedOver) == client.seen.all(Diverted) == []
+        client.fail_over(queue.path)
+        assert [event.forced for event in client.seen.first(1, FailedOver)] == [True]
+        assert client.seen.all(Diverted) == []

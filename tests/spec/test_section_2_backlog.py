@@ -69,7 +69,7 @@ def test_a_queue_with_other_properties_is_used_as_it_is_with_a_warning(house: Ho
     create(house, theirs)
     client = house.make(kind, primary_name=name, backlog_queue_count=1)
     with client.paired:
-        [warning] = client.seen.all(BacklogWarning)
+        [warning] = client.seen.first(1, BacklogWarning)
         assert warning.queue == theirs.path
         assert "lock_duration" in warning.message
         client.fail_over("orders")

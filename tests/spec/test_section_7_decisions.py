@@ -41,9 +41,12 @@ def stage() -> Iterator[Stage]:
 def test_a_disabled_entity_counts_with_the_documented_policy_only(house: House, kind: str) -> None:
     queue = house.queue(house.a_name())
     house.strike(queue.path, Kind.DISABLE)
-    with house.client(kind) as client, pytest.raises(MessagingEntityDisabledError):
-        client.get_queue_sender(queue.path).send_messages(text())
-    assert (client.seen.all(Suspected), client.seen.all(FailedOver)) == ([], [])
+    with house.client(kind) as client:
+        with pytest.raises(MessagingEntityDisabledError):
+            client.get_queue_sender(queue.path).send_messages(text())
+        client.fail_over(queue.path)
+        assert [event.forced for event in client.seen.first(1, FailedOver)] == [True]
+        assert client.seen.all(Suspected) == []
     documented = FailoverPolicy.documented()
     with house.client(kind, policy=documented, ping_primary_interval=1800) as client:
         assert client.get_queue_sender(queue.path).send_messages(text()).route is Route.BACKLOG
