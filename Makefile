@@ -20,7 +20,7 @@ SDK_VERSIONS ?= 7.12.3 7.13.0 7.14.3 7.15.0
 RUN_PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast test-kill test-hidden test-sdk test-spark35 simulate proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-pipeline format constraints clean
+.PHONY: help venv check test test-fast test-kill test-hidden test-sdk test-spark35 simulate proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-entities bench-pipeline format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -145,6 +145,10 @@ SOAK_SECONDS ?= 600
 RATE ?= 200
 bench-soak: $(INSTALLED) ## Share one sender at 30 ms per send while callers are cancelled, without and with an outage (SOAK_SECONDS=, RATE=, SEED=)
 	@$(BIN)/python -m bench.shared_soak --seconds $(SOAK_SECONDS) --rate $(RATE) --seed $(SEED)
+
+ENTITIES ?= 1000
+bench-entities: $(INSTALLED) ## Take one client with 1,000 entities through an outage on busy cores (ENTITIES=)
+	@$(BIN)/python -m bench.many_entities --entities $(ENTITIES)
 
 bench-pipeline: $(INSTALLED) ## Measure the pipeline against DuckDB and Polars, and the syphon on Spark (BIG=1, QUICK=1)
 	@$(BIN)/python -m bench.pipeline
