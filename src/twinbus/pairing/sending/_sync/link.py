@@ -51,6 +51,8 @@ class Link:
         self._can_cut = False
         self._lock = threading.Lock()
         self._is_closed = False
+        #: Whether it is past the point where something of it needs the watchdog.
+        self._is_unwatched = False
         # Set when it is cut or closed, for what waits in a helper thread.
         self._given_up = threading.Event()
         self._helper: threading.Thread | None = None
@@ -70,7 +72,12 @@ class Link:
         self._connection = internals.connection(self.sender)
         self._can_cut = internals.can_cut(self.sender)
         if self._can_cut:
-            watchdog.watch(self)
+            self._watch()
+
+    def _watch(self) -> None:
+        with self._lock:
+            if not self._is_unwatched:
+                watchdog.watch(self)
 
     def _open(self) -> None:
         self.sender.__enter__()
@@ -115,8 +122,12 @@ class Link:
             finally:
                 is_over.set()
 
-        self._helper = threading.Thread(target=run, name="twinbus-link", daemon=True)
-        self._helper.start()
+        with self._lock:  # `close` sees a helper that runs, or none
+            if self._is_closed:
+                raise AttemptTimeoutError(self.path, seconds, is_unsent=True)
+            helper = threading.Thread(target=run, name="twinbus-link", daemon=True)
+            helper.start()
+            self._helper = helper
         if not is_over.wait(max(0.0, seconds)):
             raise AttemptTimeoutError(self.path, seconds)
         if errors:
@@ -139,7 +150,7 @@ class Link:
         if self.is_hung:
             # Until it can be cut: it may not be connected yet.
             self.ends = 0.0
-            watchdog.watch(self)
+            self._watch()
         self._cut()
 
     def _cut(self) -> None:
@@ -166,7 +177,9 @@ class Link:
     def _close(self) -> None:
         if self._helper is not None:
             self._helper.join()  # the SDK's sender must not be closed by one thread while another opens it
-        watchdog.forget(self)
+        with self._lock:
+            self._is_unwatched = True
+            watchdog.forget(self)
         try:
             self.sender.close()
         except Exception as error:
