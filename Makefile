@@ -9,7 +9,7 @@ PYTEST ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # What the tests, the checks and the measurements use.
-EXTRAS := test,dev,connect,report,bench
+EXTRAS := test,dev,connect,report,bench,docs
 INSTALLED := .venv/.installed
 INSTALLED_CONFORMANCE := .venv/.installed-conformance
 INSTALLED_SPARK35 := .venv-spark35/.installed
@@ -20,7 +20,7 @@ SDK_VERSIONS ?= 7.12.3 7.13.0 7.14.3 7.15.0
 RUN_PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test test-fast test-kill test-hidden test-sdk test-spark35 simulate proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-entities bench-pipeline format constraints clean
+.PHONY: help venv check docs test test-fast test-kill test-hidden test-sdk test-spark35 simulate proof soak demo conformance live fuzz bench-broker bench-memory bench-many bench-ledger generate bench-pairing bench-soak bench-entities bench-pipeline bench-scale format constraints clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -64,6 +64,10 @@ check: $(INSTALLED) ## Lint, check the format, the types, the imports between fo
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/unasync.py --check
 
+docs: $(INSTALLED) ## Build the documentation as a site into build/docs; a broken link is an error
+	@$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --fresh-env --jobs 2 --quiet docs build/docs
+	@echo 'build/docs/index.html'
+
 generate: $(INSTALLED) ## Write the synchronous twins of the asynchronous modules
 	@$(BIN)/python scripts/unasync.py
 
@@ -75,8 +79,8 @@ test-fast: $(INSTALLED) ## Run the tests that are not marked slow
 	@$(BIN)/python scripts/chromium.py
 	@$(RUN_PYTEST) -m 'not slow' $(PYTEST)
 
-test-kill: $(INSTALLED) ## Kill the syphon on Spark at 20 random moments: nothing may be lost
-	@TWINBUS_KILL_ROUNDS=20 $(BIN)/python -m pytest tests/spark/test_syphon_kills.py $(PYTEST)
+test-kill: $(INSTALLED) ## Kill the syphon and the pipeline on Spark at 20 random moments each: nothing may be lost
+	@TWINBUS_KILL_ROUNDS=20 $(BIN)/python -m pytest tests/spark/test_syphon_kills.py tests/pipeline/test_kills.py $(PYTEST)
 
 # Without them, connections that the SDK leaves open are closed by the collector.
 test-hidden: $(INSTALLED) ## Run the tests of senders as with an SDK that has renamed every private attribute we read
@@ -97,18 +101,18 @@ test-spark35: $(INSTALLED_SPARK35) ## Run the tests of the pipeline on Spark 3.5
 RUNS ?= 100000
 SEED ?= 0
 simulate: $(INSTALLED) ## Add simulated runs to those of this commit: nothing may be lost (RUNS=)
-	@$(BIN)/python -m twinbus.proof simulate --continue --runs $(RUNS)
+	@$(BIN)/python -m proof simulate --continue --runs $(RUNS)
 
 proof: $(INSTALLED) ## Prove that nothing is lost: simulated runs, then faults over the real wire (RUNS=, SEED=; two hours)
 	@mkdir -p build
 	@$(BIN)/python scripts/faketime.py
-	@$(BIN)/python -m twinbus.proof simulate --continue --runs $(RUNS) --json > build/simulation.json
-	@$(BIN)/python -m twinbus.proof matrix --seed $(SEED) --simulation build/simulation.json --write docs
+	@$(BIN)/python -m proof simulate --continue --runs $(RUNS) --json > build/simulation.json
+	@$(BIN)/python -m proof matrix --seed $(SEED) --simulation build/simulation.json --write docs
 
 # How long, in seconds.
 SOAK ?= 3600
 soak: $(INSTALLED) ## Send and receive for an hour while things go wrong: nothing may be lost or grow (SOAK=, SEED=)
-	@$(BIN)/python -m twinbus.proof soak --seconds $(SOAK) --seed $(SEED)
+	@$(BIN)/python -m proof soak --seconds $(SOAK) --seed $(SEED)
 
 demo: $(INSTALLED) ## See it work: namespaces, messages and an outage, on this machine
 	@$(BIN)/python -m twinbus demo
@@ -120,7 +124,7 @@ conformance: $(INSTALLED_CONFORMANCE) ## Run the SDK's own live tests against a 
 FRAMES ?= 1000000
 REQUESTS ?= 100000
 fuzz: $(INSTALLED) ## Send a namespace a million frames and 100,000 requests that are wrong (FRAMES=, REQUESTS=, SEED=)
-	@$(BIN)/python -m tests.broker.fuzz --seed $(SEED) --frames $(FRAMES) --requests $(REQUESTS)
+	@$(BIN)/python -m tests.emulator.fuzz --seed $(SEED) --frames $(FRAMES) --requests $(REQUESTS)
 
 live: $(INSTALLED) ## Check two real namespaces: TWINBUS_LIVE_PRIMARY, TWINBUS_LIVE_SECONDARY (LONG=1, THROTTLE=1)
 	@$(BIN)/python -m scripts.live
@@ -150,8 +154,11 @@ ENTITIES ?= 1000
 bench-entities: $(INSTALLED) ## Take one client with 1,000 entities through an outage on busy cores (ENTITIES=)
 	@$(BIN)/python -m bench.many_entities --entities $(ENTITIES)
 
-bench-pipeline: $(INSTALLED) ## Measure the pipeline against DuckDB and Polars, and the syphon on Spark (BIG=1, QUICK=1)
-	@$(BIN)/python -m bench.pipeline
+bench-pipeline: $(INSTALLED) ## Measure the pipeline against DuckDB, and the syphon on Spark (BIG=1, QUICK=1, ARGS='--rounds 1')
+	@$(BIN)/python -m bench.pipeline $(ARGS)
+
+bench-scale: $(INSTALLED) ## Measure the pipeline on a cluster with one and with two workers (BIG=1, QUICK=1, ARGS=)
+	@$(BIN)/python -m bench.pipeline_scale $(ARGS)
 
 format: $(INSTALLED) ## Sort the imports, mend what can be mended, format
 	@$(BIN)/ruff check --fix

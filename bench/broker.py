@@ -1,8 +1,8 @@
-"""What the embedded namespace costs, next to the SDK that uses it: `make bench-broker`.
+"""Measures what the embedded namespace costs, compared with the SDK that uses it: `make bench-broker`.
 
-Every figure comes from one run against real `twinbus serve` processes, in interleaved rounds, so that ratios hold
-even on a noisy machine. `QUICK=1` does a tenth; `AGAINST=<commit>` takes turns with the namespace of that commit. The
-last line is one JSON object of the ratios.
+All figures come from one run against real `twinbus serve` processes, in interleaved rounds, so that ratios hold on a
+noisy machine. `QUICK=1` does a tenth; `AGAINST=<commit>` alternates with the namespace of that commit. The last line is
+one JSON object of the ratios.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from bench.floor import Bare
+from bench.floor import MinimalServer
 from bench.raw import RawClient, accepted, encoded_messages, transfers
 from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
 QUICK = bool(os.environ.get("QUICK"))
-# Many short rounds: the machine is now faster, now slower, for seconds at a time.
+# Many short rounds, because the speed of a machine varies over seconds.
 ROUNDS = 3 if QUICK else 9
 SIZE = 1024
 BATCH = 100
@@ -51,7 +51,7 @@ class Sample:
 
 
 def served(durability: str, folder: Path, source: Path | None = None) -> Served:
-    """A process of this source or another one, which is to be started."""
+    """A server process of this or another source, not started yet."""
     config = f'durability = "{durability}"\n[namespaces.{durability}]\nport = 0\nqueues = ["sdk", "raw"]\n'
     return Served(folder / durability, config, source)
 
@@ -168,21 +168,21 @@ def report(results: Results) -> dict[str, Any]:
 
 
 def report_floor(floor: dict[bool, list[float]], results: Results) -> dict[str, float]:
-    """What no server could go below, next to the client that completes one message at a time."""
+    """Print the minimum cost of any server, relative to a client that completes one message at a time."""
     client = median(results["normal"]["SDK receive(100) and complete"], client_cpu)
     ratios: dict[str, float] = {}
     for syncs, samples in floor.items():
         cpu = 1e6 * statistics.median(samples[1:])
-        words = "syncs twelve bytes and answers" if syncs else "only answers"
-        print(f"a server that {words}: {cpu:.0f} µs, {cpu / client:.2f} of the client's CPU to complete")
+        action = "syncs twelve bytes and answers" if syncs else "only answers"
+        print(f"a server that {action}: {cpu:.0f} µs, {cpu / client:.2f} of the client's CPU to complete")
         name = "bare_sync_and_answer" if syncs else "bare_answer"
         ratios[f"{name}_over_client_cpu"] = round(cpu / client, 3)
     return ratios
 
 
 def compare(results: Results, before: Results) -> dict[str, float]:
-    """This source next to that of AGAINST, row by row."""
-    table = Table(title=f"the same next to {AGAINST}")
+    """Compare this source with that of AGAINST, row by row."""
+    table = Table(title=f"compared with {AGAINST}")
     for heading in ("", "durability", "rate", "broker's CPU"):
         table.add_column(heading, justify="left" if heading in ("", "durability") else "right")
     ratios: dict[str, float] = {}
@@ -204,7 +204,7 @@ def compare(results: Results, before: Results) -> dict[str, float]:
 
 
 def source_of(commit: str, folder: Path) -> Path:
-    """The source of a commit, written out."""
+    """Extract the source of a commit; return its folder."""
     archive = subprocess.run(["git", "archive", commit, "src"], check=True, stdout=subprocess.PIPE).stdout
     subprocess.run(["tar", "-x", "-C", str(folder)], check=True, input=archive)
     return folder / "src"
@@ -223,16 +223,16 @@ def main() -> None:
             if source:
                 then = stack.enter_context(served(durability, folder / "before", source))
                 servers.append((then, before, durability))
-        bare = {syncs: stack.enter_context(Bare(folder, syncs)) for syncs in (False, True)}
+        bare = {syncs: stack.enter_context(MinimalServer(folder, syncs)) for syncs in (False, True)}
         floor: dict[bool, list[float]] = {syncs: [] for syncs in bare}
-        for number in range(ROUNDS + 1):  # the first round warms up and is not counted
-            servers.reverse()  # who comes first has it better or worse
+        for number in range(ROUNDS + 1):  # the first round is a warm-up
+            servers.reverse()  # the order can make a difference
             for server, into, durability in servers:
                 rows = (into if number else empty())[durability]
                 raw_round(server, rows, frames)
                 sdk_round(server, rows)
-            for syncs, only in bare.items():
-                floor[syncs].append(only.cpu_of(BARE))
+            for syncs, minimal in bare.items():
+                floor[syncs].append(minimal.cpu_of(BARE))
             print(f"round {number} of {ROUNDS}", file=sys.stderr)
     ratios = report(results) | report_floor(floor, results)
     if AGAINST:

@@ -1,4 +1,4 @@
-"""Many callers that share senders, as tasks or as threads, and what each of their calls took."""
+"""Runs concurrent callers of shared senders, as tasks or threads, and logs each call."""
 
 from __future__ import annotations
 
@@ -16,67 +16,67 @@ from bench.plain_pool import AsyncPlainPool, PlainPool
 
 from twinbus import PairedServiceBusClient, SendAvailabilityOptions, aio
 from twinbus.pairing.events import Event
-from twinbus.pairing.failover import Route
-from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.failover.entity_failover import Route
+from twinbus.pairing.namespace import Namespace
 
 BODY = b"x" * 1024
-#: Seconds for callers to end, and for clients to open and close.
-PATIENCE = 60.0
+#: Timeout in seconds for callers to end, and for clients to open and close.
+WAIT_SECONDS = 60.0
 
 T = TypeVar("T")
-#: Sends one message, and returns a receipt or nothing; async ones return it awaitable.
+#: Sends one message; returns a receipt or nothing, or an awaitable of it.
 Send = Callable[[ServiceBusMessage], Any]
 
 
 class Call(NamedTuple):
-    """When a call ended, and how long it took, in seconds."""
+    """The end time and duration of a call, in seconds."""
 
     ended: float
     seconds: float
 
 
 class Log:
-    """What came of the calls. Appending is thread-safe."""
+    """The outcomes of calls. Thread-safe."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.errors: list[str] = []
         self.diverted = 0
 
-    def note(self, began: float, receipt: Any) -> None:
-        """A call was accepted."""
+    def record(self, began: float, receipt: Any) -> None:
+        """Record an accepted call."""
         ended = time.perf_counter()
         self.calls.append(Call(ended, ended - began))
         if receipt is not None and receipt.route is Route.BACKLOG:
             self.diverted += 1
 
     def fail(self, error: Exception) -> None:
-        """A call raised."""
+        """Record a failed call."""
         self.errors.append(type(error).__name__)
 
     def between(self, begin: float, end: float) -> list[float]:
-        """The seconds of the calls that ended in this time, in ascending order."""
+        """The durations of calls that ended in this period, in ascending order."""
         return sorted(call.seconds for call in self.calls if begin <= call.ended < end)
 
     def failed(self) -> str:
-        """How many calls raised, and what."""
+        """The number of failed calls by error class, as text."""
         return ", ".join(f"{count} {name}" for name, count in Counter(self.errors).items()) or "0"
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed; 0 if there are none."""
+    """The value that `share` of the values do not exceed; 0 for no values."""
     return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else 0.0
 
 
 class Paired(NamedTuple):
-    """Senders of one paired client, and the events that it published."""
+    """Senders of one paired client, and its events."""
 
     sends: list[Send]
     events: list[Event]
 
 
 class Callers(ABC):
-    """Opens senders to one queue and calls them from many places at once."""
+    """Opens senders to one queue and runs concurrent callers."""
 
     name: str
 
@@ -87,27 +87,27 @@ class Callers(ABC):
 
     @abstractmethod
     def paired(self, senders: int, **options: Any) -> AbstractContextManager[Paired]:
-        """A context with `Paired`: a client with so many senders that share the callers."""
+        """Context manager of a client with this number of senders."""
 
     @abstractmethod
     def plain(self, links: int) -> AbstractContextManager[Send]:
-        """A context with the `Send` of so many plain senders of the SDK."""
+        """Context manager of a pool with this number of plain SDK senders."""
 
     @abstractmethod
     def calling(self, sends: Sequence[Send], callers: int) -> AbstractContextManager[Log]:
-        """A context with a `Log`, in which so many callers send one message after the other."""
+        """Context manager in which this number of callers send continuously, and their log."""
 
     @abstractmethod
     def burst(self, sends: Sequence[Send], calls: int) -> Log:
-        """Make so many calls at the same time, and wait for all."""
+        """Make `calls` concurrent calls and wait for all."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave nothing running. Contexts must have been left."""
+        """Stop everything. All contexts must have ended."""
 
 
 class AsyncCallers(Callers):
-    """Tasks of an event loop that has a thread of its own."""
+    """Callers as tasks of an event loop in its own thread."""
 
     name = "async"
 
@@ -118,23 +118,23 @@ class AsyncCallers(Callers):
         self._thread.start()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_SECONDS)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
+        self._thread.join(WAIT_SECONDS)
         self._loop.close()
 
     @contextmanager
     def paired(self, senders: int, **options: Any) -> Iterator[Paired]:
         events: list[Event] = []
 
-        async def opened() -> tuple[aio.PairedServiceBusClient, list[Send]]:
+        async def open_client() -> tuple[aio.PairedServiceBusClient, list[Send]]:
             client = await aio.pair_namespaces(self._primary, self._secondary, SendAvailabilityOptions(**options))
             client.on_event(events.append)
             return client, [client.get_queue_sender(self._queue).send_messages for _ in range(senders)]
 
-        client, sends = self._run(opened())
+        client, sends = self._run(open_client())
         try:
             yield Paired(sends, events)
         finally:
@@ -142,25 +142,25 @@ class AsyncCallers(Callers):
 
     @contextmanager
     def plain(self, links: int) -> Iterator[Send]:
-        async def opened() -> tuple[Any, AsyncPlainPool]:
+        async def open_client() -> tuple[Any, AsyncPlainPool]:
             client = Namespace.from_connection_string(self._primary).async_client()
             return client, AsyncPlainPool([client.get_queue_sender(self._queue) for _ in range(links)])
 
-        async def closed() -> None:
+        async def close_client() -> None:
             await pool.close()
             await client.close()
 
-        client, pool = self._run(opened())
+        client, pool = self._run(open_client())
         try:
             yield pool.send
         finally:
-            self._run(closed())
+            self._run(close_client())
 
     @staticmethod
     async def _call(send: Callable[[ServiceBusMessage], Awaitable[Any]], log: Log) -> None:
         began = time.perf_counter()
         try:
-            log.note(began, await send(ServiceBusMessage(BODY)))
+            log.record(began, await send(ServiceBusMessage(BODY)))
         except Exception as error:
             log.fail(error)
 
@@ -175,12 +175,12 @@ class AsyncCallers(Callers):
         async def all_callers() -> None:
             await asyncio.gather(*(caller(number) for number in range(callers)))
 
-        running = asyncio.run_coroutine_threadsafe(all_callers(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(all_callers(), self._loop)
         try:
             yield log
         finally:
             is_over.set()
-            running.result(PATIENCE)
+            future.result(WAIT_SECONDS)
 
     def burst(self, sends: Sequence[Send], calls: int) -> Log:
         log = Log()
@@ -193,12 +193,12 @@ class AsyncCallers(Callers):
 
 
 class ThreadCallers(Callers):
-    """Threads."""
+    """Callers as threads."""
 
     name = "sync"
 
     def close(self) -> None:
-        """Threads end with their context."""
+        """Does nothing: threads end with their context."""
 
     @contextmanager
     def paired(self, senders: int, **options: Any) -> Iterator[Paired]:
@@ -220,7 +220,7 @@ class ThreadCallers(Callers):
     def _call(send: Send, log: Log) -> None:
         began = time.perf_counter()
         try:
-            log.note(began, send(ServiceBusMessage(BODY)))
+            log.record(began, send(ServiceBusMessage(BODY)))
         except Exception as error:
             log.fail(error)
 
@@ -254,9 +254,9 @@ class ThreadCallers(Callers):
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Raises `TimeoutError` if one does not end."""
-    ends = time.monotonic() + PATIENCE
+    """Join the threads. Raises `TimeoutError` if one does not end."""
+    deadline = time.monotonic() + WAIT_SECONDS
     for thread in threads:
-        thread.join(max(0.0, ends - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            raise TimeoutError(f"callers did not end within {PATIENCE:g} s")
+            raise TimeoutError(f"callers did not end within {WAIT_SECONDS:g} s")

@@ -1,4 +1,4 @@
-"""How much time a process and all that it started have had of the cores (Linux)."""
+"""Measures the CPU time of a process and its descendants (Linux)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def with_children(process: int) -> list[int]:
-    """A process and all that descend from it, itself first."""
+    """The process and all its descendants, the process first."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
             parents[int(entry.name)] = int(fields[1])
-    found = [process]
-    for one in found:  # grows while it is walked through
-        found += [child for child, parent in parents.items() if parent == one]
-    return found
+    tree = [process]
+    for ancestor in tree:  # grows during the loop
+        tree += [child for child, parent in parents.items() if parent == ancestor]
+    return tree
 
 
 def seconds_of_cores(process: int) -> float:
-    """Of a process, of what it has started, and of what these have waited for."""
-    fields = [_stat(one) for one in with_children(process)]
-    return sum(int(value) for one in fields for value in one[11:15]) / _TICKS
+    """CPU seconds of a process and its descendants, including ended children they waited for."""
+    stats = [_stat(descendant) for descendant in with_children(process)]
+    return sum(int(value) for fields in stats for value in fields[11:15]) / _TICKS
 
 
 def _stat(process: int) -> list[str]:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return []

@@ -1,7 +1,7 @@
-"""What any server would cost: one that reads a frame, answers it, and at most writes a note to the disk before.
+"""Measures the minimum cost of any server that answers a frame, optionally after a disk sync.
 
-The same event loop as the namespace's, and a client that is busy between two frames, as one with the SDK is: to be
-woken on another core is most of what a small answer costs.
+Uses the namespace's event loop and a client that is busy between two frames, as one with the SDK is: waking up on
+another core is most of the cost of a small answer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bench.served import cpu_of
 
 from twinbus.cli.event_loop import run_loop
 
-QUESTION, ANSWER = bytes(60), bytes(30)  # as long as a settlement and its confirmation
+REQUEST, ANSWER = bytes(60), bytes(30)  # sizes of a settlement and its confirmation
 NOTE = bytes(12)
 CLIENT_SECONDS = 150e-6
 
 
-class Bare:
-    """Such a server, in a process of its own, and a connection to it; `syncs` makes it wait for the disk."""
+class MinimalServer:
+    """A minimal server process and a connection to it; with `syncs` it waits for the disk before each answer."""
 
     def __init__(self, folder: Path, syncs: bool) -> None:
         command = [sys.executable, "-m", "bench.floor", str(folder / "note"), str(int(syncs))]
@@ -35,10 +35,10 @@ class Bare:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def cpu_of(self, count: int) -> float:
-        """CPU seconds of the server for an answer, over `count` of them."""
+        """CPU seconds of the server per answer, averaged over `count` answers."""
         before = cpu_of(self._process.pid)
         for _ in range(count):
-            self._socket.sendall(QUESTION)
+            self._socket.sendall(REQUEST)
             self._socket.recv(len(ANSWER))
             until = time.perf_counter() + CLIENT_SECONDS
             while time.perf_counter() < until:
@@ -54,7 +54,7 @@ class Bare:
         self._process.wait(30)
 
 
-class _Answers(asyncio.Protocol):
+class _AnswerProtocol(asyncio.Protocol):
     def __init__(self, note: int | None) -> None:
         self._note = note
 
@@ -74,7 +74,7 @@ async def _serve(path: str, syncs: bool) -> None:
         note = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.pwrite(note, bytes(4096), 0)
         os.fsync(note)
-    server = await asyncio.get_running_loop().create_server(lambda: _Answers(note), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: _AnswerProtocol(note), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

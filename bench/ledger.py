@@ -1,6 +1,6 @@
-"""What the ledger costs a sender, and how fast it is written, read and compacted: `make bench-ledger`.
+"""Measures the ledger's cost for a sender and its read, write and compaction speed: `make bench-ledger`.
 
-Sends go through the SDK to a real `twinbus serve` process, in turns with and without a ledger, so that ratios hold even
+Sends go through the SDK to a real `twinbus serve` process, alternately with and without a ledger, so that ratios hold
 on a noisy machine. `QUICK=1` does a tenth. The last line is one JSON object.
 """
 
@@ -20,9 +20,10 @@ from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
-from twinbus.ledger.compact import compact
-from twinbus.ledger.proof import Proof
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.compaction import compact
+from twinbus.ledger.durable_rows import Proof
+from twinbus.ledger.file_rotation import Rotation
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import (
     NamespaceRole,
     NullRecorder,
@@ -32,7 +33,6 @@ from twinbus.ledger.recorder import (
     Stage,
     send_operation,
 )
-from twinbus.ledger.rotation import Rotation
 from twinbus.ledger.writer import LedgerWriter
 
 QUICK = bool(os.environ.get("QUICK"))
@@ -46,11 +46,11 @@ BODY = b"x" * 1024
 BUDGET_PERCENT = 2.0
 STOP_SECONDS = 60.0
 DAY_US = 86_400_000_000
-# As on the way of a send: to name a member of an enum takes half a microsecond on Python 3.11.
+# Constants as on the send path: access to an enum member takes half a microsecond on Python 3.11.
 PRIMARY, SEND, DIRECT, DONE = NamespaceRole.PRIMARY, OperationKind.SEND, Stage.DIRECT, Outcome.DONE
 
 
-def an_operation(message_id: str, latency_us: int) -> Operation:
+def make_operation(message_id: str, latency_us: int) -> Operation:
     return send_operation(
         "contoso",
         "client-1",
@@ -70,17 +70,17 @@ def an_operation(message_id: str, latency_us: int) -> Operation:
 
 
 def served(folder: Path) -> Served:
-    """A process with one queue, which is to be started."""
+    """A server process with one queue, not started yet."""
     return Served(folder, 'durability = "memory"\n[namespaces.bench]\nport = 0\nqueues = ["orders"]\n')
 
 
 def measure_sends(connection_string: str, ledger: Path) -> dict[str, float]:
-    """What a send costs its thread in CPU, recorded or not, in turns: so both meet the same disturbances."""
+    """CPU time of a send with and without recording, alternately, so that noise affects both."""
     spent: dict[bool, list[float]] = {False: [], True: []}
     with (
         ServiceBusClient.from_connection_string(connection_string) as client,
         client.get_queue_sender("orders") as sender,
-        # Files are written meanwhile, as in a process that sends a lot.
+        # Small files, so that they are written meanwhile, as in a busy process.
         LedgerWriter(ledger, rotation=Rotation(rows=SENDS // 5)) as writer,
     ):
         for number in range(2 * SENDS):
@@ -89,26 +89,26 @@ def measure_sends(connection_string: str, ledger: Path) -> dict[str, float]:
             cpu, started = time.thread_time(), time.perf_counter()
             sender.send_messages(message)
             if is_recorded:
-                writer.record(an_operation(message_id, int((time.perf_counter() - started) * 1e6)))
+                writer.record(make_operation(message_id, int((time.perf_counter() - started) * 1e6)))
             spent[is_recorded].append((time.thread_time() - cpu) * 1e6)
     plain, recorded = statistics.median(spent[False]), statistics.median(spent[True])
     return {"send_us": plain, "difference_us": recorded - plain}
 
 
 def measure_rows(ledger: Path) -> dict[str, float]:
-    """What a row costs: the caller of `record`, and in all with the writer's thread."""
+    """Cost of a row: for the caller of `record`, and in the writer's thread."""
     ids = [uuid.uuid4().hex for _ in range(ROWS)]
     null = NullRecorder()
     started = time.perf_counter()
     for number, message_id in enumerate(ids):
-        null.record(an_operation(message_id, number))
+        null.record(make_operation(message_id, number))
     making = time.perf_counter() - started
     with LedgerWriter(ledger, buffer_rows=ROWS + 1, rotation=Rotation(rows=ROWS)) as writer:
-        # A third of it stays below what wakes the thread, so that the caller is measured alone.
+        # A third of the buffer does not wake the writer's thread, so that only the caller is measured.
         part = ROWS // 3
         started = time.perf_counter()
         for number, message_id in enumerate(ids[:part]):
-            writer.record(an_operation(message_id, number))
+            writer.record(make_operation(message_id, number))
         recording = time.perf_counter() - started
         cpu, started = time.process_time(), time.perf_counter()
         writer.request_flush().result(STOP_SECONDS)
@@ -124,13 +124,13 @@ def measure_rows(ledger: Path) -> dict[str, float]:
 
 
 def measure_flushes(ledger: Path) -> dict[str, float]:
-    """How long proof takes: some rows, one file, fsync."""
+    """Time of a durable flush: some rows, one file, fsync."""
     seconds = []
     with LedgerWriter(ledger, rotation=Rotation(flush_seconds=0.0)) as writer:
         proof = Proof(writer)
         for _ in range(FLUSHES):
             for number in range(FLUSH_ROWS):
-                proof.record(an_operation(f"m-{number}", number))
+                proof.record(make_operation(f"m-{number}", number))
             started = time.perf_counter()
             proof.flush()
             seconds.append(time.perf_counter() - started)
@@ -139,10 +139,10 @@ def measure_flushes(ledger: Path) -> dict[str, float]:
 
 
 def measure_compaction(ledger: Path) -> dict[str, float]:
-    """Small files, read as they are, compacted, and read again."""
+    """Read small files, compact them, and read the result."""
     with LedgerWriter(ledger, rotation=Rotation(rows=SMALL_ROWS), buffer_rows=SMALL_FILES * SMALL_ROWS) as writer:
         for number in range(SMALL_FILES * SMALL_ROWS):
-            writer.record(an_operation(f"m-{number}", number))
+            writer.record(make_operation(f"m-{number}", number))
     started = time.perf_counter()
     rows = read_ledger(ledger).table.num_rows
     reading = time.perf_counter() - started
@@ -151,7 +151,7 @@ def measure_compaction(ledger: Path) -> dict[str, float]:
     compacting = time.perf_counter() - started
     started = time.perf_counter()
     if read_ledger(ledger).table.num_rows != rows:
-        raise RuntimeError("the compaction changed the number of rows")
+        raise RuntimeError("compaction changed the number of rows")
     return {
         "read_small_rows_per_second": rows / reading,
         "compact_rows_per_second": rows / compacting,
@@ -172,22 +172,22 @@ def main() -> None:
     result["total_percent"] = 100 * (result["difference_us"] + result["write_cpu_us"]) / result["send_us"]
     table = Table("", "", box=None, pad_edge=False, show_header=False)
     for label, value in (
-        ("a send of the SDK, CPU of its thread, median", f"{result['send_us']:.0f} µs"),
-        ("the same with its row made and recorded", f"{result['difference_us']:+.1f} µs"),
-        ("making a row and recording it, many at once", f"{result['record_us']:.2f} µs"),
-        ("  of which making it", f"{result['make_us']:.2f} µs"),
-        ("writing a row, CPU of the writer's thread, beside the sends", f"{result['write_cpu_us']:.2f} µs"),
-        (f"on the way of the send (aim: below {BUDGET_PERCENT:g} %)", f"{result['sender_percent']:.2f} %"),
-        ("in all", f"{result['total_percent']:.2f} %"),
-        ("rows written a second", f"{result['rows_per_second']:,.0f}"),
-        ("bytes a row in a large file", f"{result['bytes_per_row']:.1f}"),
+        ("SDK send, CPU of its thread, median", f"{result['send_us']:.0f} µs"),
+        ("additional CPU with a recorded row", f"{result['difference_us']:+.1f} µs"),
+        ("creating and recording a row, in bulk", f"{result['record_us']:.2f} µs"),
+        ("  of which creating it", f"{result['make_us']:.2f} µs"),
+        ("writing a row, CPU of the writer's thread", f"{result['write_cpu_us']:.2f} µs"),
+        (f"overhead in the sending thread (aim: below {BUDGET_PERCENT:g} %)", f"{result['sender_percent']:.2f} %"),
+        ("overhead in total", f"{result['total_percent']:.2f} %"),
+        ("rows written per second", f"{result['rows_per_second']:,.0f}"),
+        ("bytes per row in a large file", f"{result['bytes_per_row']:.1f}"),
         (
-            f"a flush of {FLUSH_ROWS} rows, median and 95 %",
+            f"flush of {FLUSH_ROWS} rows, median and 95 %",
             f"{result['flush_ms']:.1f} / {result['flush_p95_ms']:.1f} ms",
         ),
-        (f"rows read a second, files of {SMALL_ROWS}", f"{result['read_small_rows_per_second']:,.0f}"),
-        ("rows compacted a second", f"{result['compact_rows_per_second']:,.0f}"),
-        ("rows read a second, compacted", f"{result['read_compacted_rows_per_second']:,.0f}"),
+        (f"rows read per second, files of {SMALL_ROWS} rows", f"{result['read_small_rows_per_second']:,.0f}"),
+        ("rows compacted per second", f"{result['compact_rows_per_second']:,.0f}"),
+        ("rows read per second, compacted", f"{result['read_compacted_rows_per_second']:,.0f}"),
     ):
         table.add_row(label, value)
     Console(highlight=False).print(table)

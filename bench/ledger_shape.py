@@ -1,4 +1,4 @@
-"""What a made ledger looks like, and what a right report of it must say."""
+"""Defines the parameters of a generated ledger and the expected report."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from datetime import UTC, date, datetime
 from typing import NamedTuple
 
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
-from twinbus.pipeline.usage import Usage
+from twinbus.tables.billed_units import Usage
 
 SECOND, MINUTE, HOUR, DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000  # microseconds
 FAILOVER, PING, POLL = MINUTE, MINUTE, 15 * MINUTE
 BACK_BEFORE = 20 * SECOND
-#: The drain takes this part of the time in which messages were diverted.
+#: The drain is this many times as fast as the diverting was.
 DRAIN_PART = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a ledger looks like.
+    """Parameters of a generated ledger.
 
     Raises:
-        ValueError: Names the field and the bound.
+        ValueError: a field is out of bounds.
     """
 
-    #: About as many.
+    #: Approximate number of rows.
     rows: int = 1_000_000
     seed: int = 1
     entities: int = 20
@@ -33,19 +33,19 @@ class Shape:
     backlog_queues: int = 10
     start: date = date(2026, 11, 1)
     days: int = 7
-    #: At even distances; every second one hits only the entities with an even number.
+    #: Evenly spaced; every second one hits only entities with an even number.
     outages: int = 3
     outage_minutes: int = 40
-    #: Of a million messages so many have each kind of trouble: an acknowledgement lost, a redelivery, …
+    #: Messages per million with each kind of trouble: a lost acknowledgement, a redelivery, …
     trouble: int = 200
-    #: Accepted messages that never arrive, and messages that arrive though nobody sent them.
+    #: Number of accepted messages that never arrive, and of arrivals that no client sent.
     lost: int = 0
     unexpected: int = 0
     #: False: the ledger ends in the middle of the last drain.
     is_drained: bool = True
-    #: Of a thousand rows so many are in a second file, too.
+    #: Rows per thousand that are repeated in a second file.
     repeats: int = 0
-    #: So many messages are made at a time.
+    #: Messages generated at a time.
     block: int = 100_000
 
     def __post_init__(self) -> None:
@@ -81,15 +81,15 @@ class Shape:
         gap = self.days * DAY // (self.outages + 1)
         starts = [self.start_us + gap * (number + 1) for number in range(self.outages)]
         length = self.outage_minutes * MINUTE
-        # There is a ping a minute, and the primary is back some seconds before one.
+        # Pings are sent once a minute, and the primary recovers some seconds before one.
         return [Window(number, at, at + length - BACK_BEFORE, at + length) for number, at in enumerate(starts)]
 
     def hits(self, window: Window) -> list[int]:
-        """The entities that an outage takes away."""
-        return [one for one in range(self.entities) if window.number % 2 == 0 or one % 2 == 0]
+        """The entities that an outage affects."""
+        return [entity for entity in range(self.entities) if window.number % 2 == 0 or entity % 2 == 0]
 
     def moves_until(self, window: Window) -> int:
-        """When the syphon stops to move what the outage has diverted."""
+        """When the syphon stops moving messages that the outage diverted."""
         if self.is_drained or window.number < self.outages - 1:
             return window.recovered + window.diverting + HOUR
         return window.recovered + window.diverting // DRAIN_PART // 2
@@ -101,7 +101,7 @@ class Window(NamedTuple):
     number: int
     began: int
     ended: int
-    #: When a ping got through.
+    #: Time of the first successful ping.
     recovered: int
 
     @property
@@ -111,7 +111,7 @@ class Window(NamedTuple):
 
 @dataclass
 class OutageOfEntity:
-    """What an outage did to one entity. Times are microseconds since the epoch; None: never."""
+    """The effect of an outage on one entity. Times are microseconds since the epoch; `None`: never."""
 
     entity: str
     #: The first send that failed.
@@ -127,50 +127,50 @@ class OutageOfEntity:
 
 @dataclass
 class Expected:
-    """What a right report of the ledger says."""
+    """What a correct report of the ledger says."""
 
     rows: int = 0
-    #: With the repeats.
+    #: Including repeated rows.
     rows_in_files: int = 0
     files: int = 0
     #: Rows by namespace, stage, operation and outcome.
     operations: Counter[tuple[NamespaceRole, Stage, OperationKind, Outcome]] = field(default_factory=Counter)
-    #: Billed units, those without an answer, and bytes transferred, by day, namespace, entity and stage.
+    #: Billed units, unanswered units and bytes transferred, by day, namespace, entity and stage.
     usage: Counter[tuple[date, NamespaceRole, str, Stage, str]] = field(default_factory=Counter)
     attempted: int = 0
     acknowledged: int = 0
     #: Attempted and arrived.
     ok: int = 0
-    #: Ids. Duplicated ones arrived twice, with two sequence numbers; recovered ones arrived though nobody said so.
+    #: Message ids. Duplicated: arrived twice, with two sequence numbers; recovered: arrived without acknowledgement.
     lost: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     recovered: list[str] = field(default_factory=list)
     in_flight: list[str] = field(default_factory=list)
-    #: Ids of messages that were received twice with the same sequence number: no duplicates.
+    #: Ids of messages received twice with the same sequence number, which are not duplicates.
     redelivered: list[str] = field(default_factory=list)
-    #: Rows that the ledger says it lacks.
+    #: Rows that the ledger reports as dropped.
     dropped: int = 0
     outages: dict[tuple[int, str], OutageOfEntity] = field(default_factory=dict)
 
     def usages(self) -> list[Usage]:
-        """What `twinbus.pipeline.usage.usage_of` counts in the ledger."""
+        """The expected result of `twinbus.tables.billed_units.usage_of`."""
         keys = sorted({key[:4] for key in self.usage})
         names = ("operations", "unanswered", "transferred")
         return [Usage(*key, *(self.usage[*key, name] for name in names)) for key in keys if self.usage[*key, names[0]]]
 
     def add(self, other: Expected) -> None:
-        """Take in what another block has."""
+        """Add the expectations of another block."""
         for name in ("rows", "rows_in_files", "files", "attempted", "acknowledged", "ok", "dropped"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("lost", "unexpected", "duplicated", "recovered", "in_flight", "redelivered"):
             getattr(self, name).extend(getattr(other, name))
         self.operations.update(other.operations)
         self.usage.update(other.usage)
-        for key, more in other.outages.items():
-            mine = self.outages.setdefault(key, OutageOfEntity(more.entity))
-            mine.diverted += more.diverted
-            mine.moved += more.moved
+        for key, outage in other.outages.items():
+            total = self.outages.setdefault(key, OutageOfEntity(outage.entity))
+            total.diverted += outage.diverted
+            total.moved += outage.moved
             for name, choose in (("suspected", min), ("failed_over", min), ("recovered", max), ("drained", max)):
-                known = [one for one in (getattr(mine, name), getattr(more, name)) if one is not None]
-                setattr(mine, name, choose(known) if known else None)
+                times = [time for time in (getattr(total, name), getattr(outage, name)) if time is not None]
+                setattr(total, name, choose(times) if times else None)

@@ -1,10 +1,10 @@
-"""Makes ledgers to measure and test with: weeks of traffic with outages, from a seed, millions of rows in seconds.
+"""Generates ledgers with weeks of traffic and outages, for benchmarks and tests.
 
     python -m bench.ledgers build/ledger --rows 20_000_000 --seed 7
 
-What is in it is known: `generate` returns what a right report must say (`Expected`). The same seed makes the same rows.
-Rows are made a block of messages at a time, and each block has random numbers of its own, so that several processes can
-make one ledger. The last line printed is one JSON object.
+`generate` returns what a correct report must say (`Expected`). The same seed gives the same rows. Rows are generated in
+blocks of messages with their own random numbers, so that several processes can share the work. The last line printed is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from twinbus.ledger.layout import FileName, day_of, folder_of
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
 from twinbus.ledger.schema import new_file_writer, pa, pc, to_batch
 from twinbus.ledger.store import open_store
-from twinbus.pipeline.usage import BILLED, SIZED, UNIT_BYTES, is_transferred
+from twinbus.tables.billed_units import BILLED, SIZED, UNIT_BYTES, is_transferred
 
 ROW_GROUP = 131_072
 
 
 def generate(folder: Path | str, shape: Shape, *, workers: int = 1) -> Expected:
-    """Write a ledger; several `workers` are processes."""
+    """Write a ledger, with several processes if `workers` is above 1."""
     expected = _write_rest(str(folder), shape)
     tasks = [(str(folder), shape, number) for number in range(-(-shape.messages // shape.block))]
     if workers == 1:
@@ -40,8 +40,8 @@ def generate(folder: Path | str, shape: Shape, *, workers: int = 1) -> Expected:
             expected.add(_write_block(task))
         return expected
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for one in pool.map(_write_block, tasks):
-            expected.add(one)
+        for block in pool.map(_write_block, tasks):
+            expected.add(block)
     return expected
 
 
@@ -61,7 +61,7 @@ def _write_block(task: tuple[str, Shape, int]) -> Expected:
 
 
 def _write(folder: str, shape: Shape, number: int, table: pa.Table, expected: Expected) -> None:
-    """Write the rows into the folders of their days, some of them twice, and count them."""
+    """Write the rows into their day folders, repeat some of them, and count them."""
     dice = Dice(shape.seed, number, 2)
     times = table["ts"].cast(pa.int64())
     day = times[0].as_py() // DAY
@@ -89,46 +89,48 @@ def _put(folder: str, shape: Shape, number: int, rows: pa.Table, expected: Expec
 
 
 def _count(rows: pa.Table, expected: Expected) -> None:
-    """Count the rows of one day, by code and by what is billed."""
+    """Count the rows of one day, by codes and by billed usage."""
     text = day_of(folder_of(rows["ts"][0].cast(pa.int64()).as_py()))
     assert text is not None
     day = date.fromisoformat(text)
-    sized = pc.is_in(rows["operation"], pa.array([int(one) for one in SIZED], pa.int8()))
+    sized = pc.is_in(rows["operation"], pa.array([int(kind) for kind in SIZED], pa.int8()))
     units = pc.if_else(sized, pc.divide(pc.add(rows["bytes"], UNIT_BYTES - 1), UNIT_BYTES), 1)
     slim = rows.select(["namespace", "stage", "operation", "outcome", "bytes"])
-    slim = slim.append_column("who", pc.coalesce(rows["destination"], rows["entity"]))
+    slim = slim.append_column("billed_entity", pc.coalesce(rows["destination"], rows["entity"]))
     slim = slim.append_column("units", pc.max_element_wise(units, 1))
-    keys = ["namespace", "stage", "operation", "outcome", "who"]
+    keys = ["namespace", "stage", "operation", "outcome", "billed_entity"]
     for row in slim.group_by(keys).aggregate([("units", "sum"), ("bytes", "sum"), ([], "count_all")]).to_pylist():
         role, stage = NamespaceRole(row["namespace"]), Stage(row["stage"])
         kind, outcome = OperationKind(row["operation"]), Outcome(row["outcome"])
         expected.operations[role, stage, kind, outcome] += row["count_all"]
         if stage is Stage.LEDGER or outcome not in BILLED:
             continue
-        key = day, role, row["who"], stage
+        key = day, role, row["billed_entity"], stage
         expected.usage[*key, "operations"] += row["units_sum"]
         expected.usage[*key, "unanswered"] += row["units_sum"] if outcome is Outcome.UNKNOWN else 0
         expected.usage[*key, "transferred"] += row["bytes_sum"] if is_transferred(role, kind, outcome) else 0
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(description="Write a ledger to measure and test with.")
+    parser = argparse.ArgumentParser(description="Generate a ledger for benchmarks and tests.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="number of processes (default: %(default)s)"
+    )
     for name in ("rows", "seed", "entities", "clients", "days", "outages", "trouble", "lost", "unexpected", "repeats"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Shape, name), help="default: %(default)s")
-    given = vars(parser.parse_args())
-    folder, workers = given.pop("folder"), given.pop("workers")
+    settings = vars(parser.parse_args())
+    folder, workers = settings.pop("folder"), settings.pop("workers")
     if folder.exists() and any(folder.iterdir()):
-        sys.exit(f"{folder} is not empty")
+        sys.exit(f"expected an empty folder, got {folder}; choose another one")
     started = time.perf_counter()
-    found = generate(folder, Shape(**given), workers=workers)
+    expected = generate(folder, Shape(**settings), workers=workers)
     seconds = time.perf_counter() - started
     size = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
-    print(f"{found.rows:,} rows in {found.files:,} files, {size / 1e6:,.0f} MB, in {seconds:.1f} s")
-    counts = {name: getattr(found, name) for name in ("rows", "rows_in_files", "files", "attempted", "acknowledged")}
+    print(f"{expected.rows:,} rows in {expected.files:,} files, {size / 1e6:,.0f} MB, in {seconds:.1f} s")
+    counts = {name: getattr(expected, name) for name in ("rows", "rows_in_files", "files", "attempted", "acknowledged")}
     words = ("lost", "unexpected", "duplicated", "recovered", "in_flight", "redelivered")
-    print(json.dumps({**counts, "ok": found.ok, **{name: len(getattr(found, name)) for name in words}}))
+    print(json.dumps({**counts, "ok": expected.ok, **{name: len(getattr(expected, name)) for name in words}}))
 
 
 if __name__ == "__main__":

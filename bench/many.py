@@ -1,7 +1,8 @@
-"""Many of everything: `make bench-many`. 10,000 entities, 5,000 idle connections, a flood, 1,000 subscriptions.
+"""Measures a namespace with many entities, connections and subscriptions: `make bench-many`.
 
-Against one real `twinbus serve` process, of which it tells the memory, the CPU and how long things take. `QUICK=1` does
-a tenth. The last line is one JSON object.
+Creates 10,000 entities, 5,000 idle connections, a flood of half-open connections and 1,000 subscriptions on one real
+`twinbus serve` process, and reports its memory, CPU and times. `QUICK=1` does a tenth. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from bench.raw import RawClient, encoded_messages, transfers
 from bench.served import Served
 from bench.subscriptions import fan_out
 
-from twinbus.amqp import performatives as amqp
-from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
-from twinbus.broker.security import sign
-from twinbus.pairing.connection_strings import ConnectionString
+from twinbus.amqp.codec import performatives as amqp
+from twinbus.amqp.codec.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
+from twinbus.emulator.auth.security import sign
+from twinbus.servicebus.connection_strings import ConnectionString
 
 SCALE = 10 if os.environ.get("QUICK") else 1
 ENTITIES = 10_000 // SCALE
 CONNECTIONS = 5_000 // SCALE
-FLOOD = 2_000  # twice as many as a namespace keeps
-PAUSE = 2.0  # seconds until one that was cut comes again
+FLOOD = 2_000  # connections, twice the limit of half-open ones
+PAUSE = 2.0  # seconds before a closed connection reconnects
 IDLE_SECONDS = 30 if SCALE == 1 else 5
 SENDS = 200
-GOOD = 50  # connections that mean it, at a time, in the flood
-AT_ONCE = 100  # requests, and connections that are being opened
-PATIENCE = 120.0
+GOOD = 50  # proper connections opened in a row during the flood
+PARALLEL = 100  # requests and connection attempts
+WAIT_SECONDS = 120.0
 CONFIG = 'durability = "normal"\n[namespaces.many]\nport = 0\n'
 WINDOW = 0x7FFFFFFF
 QUEUE = "<entry xmlns='http://www.w3.org/2005/Atom'><content><QueueDescription xmlns='{}'/></content></entry>".format(
@@ -45,7 +46,7 @@ QUEUE = "<entry xmlns='http://www.w3.org/2005/Atom'><content><QueueDescription x
 
 
 def send_times(client: RawClient) -> list[float]:
-    """How long each of some sends takes, one after the other."""
+    """The durations of consecutive sends."""
     frames = transfers(encoded_messages(1, 1024))
     times = []
     for _ in range(SENDS):
@@ -61,17 +62,17 @@ def milliseconds(times: list[float]) -> tuple[float, float]:
 
 
 async def create_entities(served: Served) -> float:
-    """Queues over the administration API; the seconds it took."""
+    """Create queues over the administration API; return the seconds it took."""
     address = ConnectionString.parse(served.connection_string)
     token = sign(f"http://{address.host}", address.key_name, address.key, time.time() + 3600)
-    limit = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(PARALLEL)
     base = f"http://{address.host}:{address.port}"
     async with aiohttp.ClientSession(headers={"Authorization": token}) as session:
 
         async def create(number: int) -> None:
             async with limit, session.put(f"{base}/queue-{number}", data=QUEUE) as answer:
                 if answer.status != 201:
-                    raise RuntimeError(f"queue {number} was not created: {answer.status}")
+                    raise RuntimeError(f"creating queue {number}: expected status 201, got {answer.status}")
 
         started = time.perf_counter()
         await asyncio.gather(*(create(number) for number in range(ENTITIES)))
@@ -79,7 +80,7 @@ async def create_entities(served: Served) -> float:
 
 
 async def connect(served: Served, number: int, stack: AsyncExitStack, limit: asyncio.Semaphore) -> None:
-    """A connection with a receiver that waits, each on another queue, as the SDK makes one."""
+    """Open a connection with a waiting receiver on its own queue, as the SDK does."""
     address = ConnectionString.parse(served.connection_string)
     key = f"\0{address.key_name}\0{address.key}".encode()
     queue = f"queue-{number % ENTITIES}"
@@ -99,24 +100,24 @@ async def connect(served: Served, number: int, stack: AsyncExitStack, limit: asy
         reader, writer = await asyncio.open_connection(address.host, address.port)
         stack.callback(_abort, writer)
         writer.write(hello)
-        async with asyncio.timeout(PATIENCE):
-            seen = b""
-            while b"\x00\x53\x12" not in seen or b"\x00\x53\x13" not in seen:  # attached, and told its credit
+        async with asyncio.timeout(WAIT_SECONDS):
+            received = b""
+            while b"\x00\x53\x12" not in received or b"\x00\x53\x13" not in received:  # attach and flow
                 data = await reader.read(1 << 16)
                 if not data:
                     raise RuntimeError(f"connection {number} was closed")
-                seen += data
+                received += data
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """A function, so that something holds the writer: one that nobody holds closes its connection."""
+    """Abort a connection. A function with an argument keeps the writer, which would close when collected."""
     writer.transport.abort()
 
 
 async def hold_connections(served: Served, client: RawClient, result: dict[str, Any]) -> None:
-    """Idle connections: what they cost, and what a send takes meanwhile."""
+    """Measure the cost of idle connections, and the time of a send meanwhile."""
     before = served.memory()
-    limit = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(PARALLEL)
     async with AsyncExitStack() as stack:
         started, cpu = time.perf_counter(), served.cpu()
         await asyncio.gather(*(connect(served, number, stack, limit) for number in range(1, CONNECTIONS + 1)))
@@ -133,12 +134,12 @@ async def hold_connections(served: Served, client: RawClient, result: dict[str, 
     print(
         f"{CONNECTIONS:,} connections, each with a receiver: opened in {result['connect_seconds']:.1f} s,"
         f" {result['connection_kb_each']:.1f} KB and {result['connect_cpu_ms_each']:.2f} ms of CPU each;"
-        f" idle they take {result['idle_cpu_percent']:.1f} % of a core"
+        f" idle they use {result['idle_cpu_percent']:.1f} % of a core"
     )
 
 
 async def half_open(served: Served, counter: list[int]) -> None:
-    """Comes, says half of what it should, and comes again when it is cut."""
+    """Connect, send half of the handshake, and reconnect when closed."""
     address = ConnectionString.parse(served.connection_string)
     while True:
         with suppress(OSError):
@@ -154,13 +155,13 @@ async def half_open(served: Served, counter: list[int]) -> None:
 
 
 async def in_flood(served: Served, client: RawClient, counter: list[int]) -> tuple[list[float], list[float], int]:
-    """How long sends and new connections take until all of the flood have come again, and how many were cut."""
+    """Durations of sends and new connections while the whole flood reconnects, and the number of closed ones."""
     sends: list[float] = []
     opened: list[float] = []
-    cut, came, until = 0, counter[0], time.perf_counter() + PATIENCE
-    while counter[0] - came < FLOOD:  # they come in waves, which pass quickly
-        if time.perf_counter() > until:
-            raise RuntimeError(f"only {counter[0] - came} of the flood came again within {PATIENCE} seconds")
+    closed, start, deadline = 0, counter[0], time.perf_counter() + WAIT_SECONDS
+    while counter[0] - start < FLOOD:  # reconnections come in short waves
+        if time.perf_counter() > deadline:
+            raise RuntimeError(f"expected {FLOOD} reconnections within {WAIT_SECONDS:g} s, got {counter[0] - start}")
         sends += await asyncio.to_thread(send_times, client)
         async with AsyncExitStack() as stack:
             for number in range(1, GOOD + 1):
@@ -169,20 +170,20 @@ async def in_flood(served: Served, client: RawClient, counter: list[int]) -> tup
                     await connect(served, number, stack, asyncio.Semaphore())
                     opened.append(time.perf_counter() - started)
                 except (RuntimeError, OSError):
-                    cut += 1
-    return sends, opened, cut
+                    closed += 1
+    return sends, opened, closed
 
 
 async def flood(served: Served, client: RawClient, result: dict[str, Any]) -> None:
-    """Half-open connections in greater number than a namespace keeps: what others notice."""
+    """Measure other clients during a flood of half-open connections above the namespace's limit."""
     counter = [0]
     tasks = [asyncio.create_task(half_open(served, counter)) for _ in range(FLOOD)]
     try:
         await asyncio.sleep(5)
-        sends, opened, cut = await in_flood(served, client, counter)
+        sends, opened, closed = await in_flood(served, client, counter)
         result["send_ms_in_flood"], result["send_p99_ms_in_flood"] = milliseconds(sends)
         result["connect_ms_in_flood"], result["connect_p99_ms_in_flood"] = milliseconds(opened)
-        result["good_in_flood"], result["good_cut_in_flood"] = len(opened) + cut, cut
+        result["good_in_flood"], result["good_cut_in_flood"] = len(opened) + closed, closed
         result["flood_mb"] = served.memory()
         result["flood_came"] = counter[0]
     finally:
@@ -191,10 +192,10 @@ async def flood(served: Served, client: RawClient, result: dict[str, Any]) -> No
         await asyncio.gather(*tasks, return_exceptions=True)
     result["flood"] = FLOOD
     print(
-        f"{FLOOD:,} half-open connections that come again when they are cut ({result['flood_came']:,} came):"
+        f"{FLOOD:,} half-open connections that reconnect when closed ({result['flood_came']:,} connections):"
         f" a send takes {result['send_ms_in_flood']:.2f} ms (99 %: {result['send_p99_ms_in_flood']:.2f}), a new"
         f" connection {result['connect_ms_in_flood']:.1f} ms (99 %: {result['connect_p99_ms_in_flood']:.1f};"
-        f" {result['good_cut_in_flood']} of {result['good_in_flood']} were cut),"
+        f" {result['good_cut_in_flood']} of {result['good_in_flood']} were closed),"
         f" {result['flood_mb']:.1f} MB resident"
     )
 

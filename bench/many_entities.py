@@ -1,8 +1,8 @@
-"""Takes one client with 1,000 entities through an outage while two busy loops run beside it: `make bench-entities`.
+"""Runs a client with 1,000 entities through an outage on a busy machine: `make bench-entities`.
 
-Synchronous and asynchronous. Every entity is sent to at the same moment, three times: while all is healthy, during the
-outage and after it. No send may raise, nothing may fail over before the outage, and every entity must be back within
-twice the ping interval after it.
+Synchronous and asynchronous. Sends to every entity at the same moment, three times: while healthy, during the outage
+and after it. No send may raise, nothing may fail over before the outage, and every entity must recover within twice the
+ping interval.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from bench.served import Served
 
 from twinbus import PairedServiceBusClient, SendAvailabilityOptions, aio
 from twinbus.pairing.events import BacklogQueueRetired, Event, FailedOver, Recovered, Suspected
-from twinbus.pairing.failover import Route
+from twinbus.pairing.failover.entity_failover import Route
 
 BODY = b"x" * 256
 PING_INTERVAL = 30.0
 BUSY_LOOPS = 2
-#: Seconds for every entity to fail over, or to recover.
-PATIENCE = 600.0
+#: Timeout in seconds for every entity to fail over, or to recover.
+WAIT_SECONDS = 600.0
 
 SendAll = Callable[[], Awaitable[Counter[str]]]
 
 
 @dataclass
 class Report:
-    """What was seen with one kind of client."""
+    """The figures of one kind of client. The field names are JSON keys."""
 
     client: str
     entities: int
@@ -60,7 +60,7 @@ class Report:
 
 @contextmanager
 def busy_loops() -> Iterator[None]:
-    """Keep every core busy."""
+    """Run busy loops in separate processes."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_LOOPS)]
     try:
         yield
@@ -71,7 +71,7 @@ def busy_loops() -> Iterator[None]:
 
 
 class Outage:
-    """Refuses new connections to the primary and cuts those that are open."""
+    """Refuses new connections to the primary and cuts open ones."""
 
     def __init__(self, server: Served) -> None:
         self._server = server
@@ -87,40 +87,43 @@ class Outage:
             self._server.control("DELETE", self._faults.pop())
 
 
-async def go_through_an_outage(report: Report, events: list[Event], send_all: SendAll, outage: Outage) -> None:
-    """Send to all entities while healthy, in an outage and after it."""
+async def run_through_outage(report: Report, events: list[Event], send_all: SendAll, outage: Outage) -> None:
+    """Send to all entities while healthy, during an outage and after it."""
 
-    async def timed(when: str) -> float:
+    async def timed(phase: str) -> float:
         began = time.monotonic()
-        report.outcomes[when] = await send_all()
+        report.outcomes[phase] = await send_all()
         return time.monotonic() - began
 
-    async def all_entities(kind: type[Event]) -> None:
-        async with asyncio.timeout(PATIENCE):
+    async def wait_all_entities(kind: type[Event]) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
             while len({getattr(event, "entity", "") for event in events if isinstance(event, kind)}) < report.entities:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
     report.first_sends_s = await timed("healthy")
-    alarming = (Suspected, FailedOver, BacklogQueueRetired)
-    report.false_events = Counter(type(event).__name__ for event in events if isinstance(event, alarming))
+    alarms = (Suspected, FailedOver, BacklogQueueRetired)
+    report.false_events = Counter(type(event).__name__ for event in events if isinstance(event, alarms))
     await asyncio.to_thread(outage.begin)
     report.sends_in_outage_s = await timed("outage")
-    await all_entities(FailedOver)
+    await wait_all_entities(FailedOver)
     await asyncio.to_thread(outage.end)
     ended = time.monotonic()
-    await all_entities(Recovered)
+    await wait_all_entities(Recovered)
     report.back_after_s = time.monotonic() - ended
     await timed("recovered")
 
 
 def judge(report: Report) -> None:
-    """Compare with what a user was promised."""
-    for when, route in (("healthy", Route.PRIMARY), ("outage", Route.BACKLOG), ("recovered", Route.PRIMARY)):
-        found = report.outcomes[when]
-        report.expect(found == {route.name: report.entities}, f"{when}: expected only {route.name}, got {dict(found)}")
+    """Compare the figures with the promises."""
+    for phase, route in (("healthy", Route.PRIMARY), ("outage", Route.BACKLOG), ("recovered", Route.PRIMARY)):
+        outcomes = report.outcomes[phase]
+        problem = f"{phase}: expected only {route.name}, got {dict(outcomes)}"
+        report.expect(outcomes == {route.name: report.entities}, problem)
     report.expect(not report.false_events, f"events while healthy: {dict(report.false_events)}")
     limit = 2 * PING_INTERVAL
-    report.expect(report.back_after_s <= limit, f"back after {report.back_after_s:.1f} s, expected {limit:.0f} s")
+    report.expect(
+        report.back_after_s <= limit, f"recovery: expected at most {limit:.0f} s, got {report.back_after_s:.1f} s"
+    )
 
 
 def outcome_of(receipt_or_error: Any) -> str:
@@ -141,7 +144,7 @@ async def run_async(report: Report, server: Served, options: SendAvailabilityOpt
             sends = [sender.send_messages(ServiceBusMessage(BODY)) for sender in senders]
             return Counter(map(outcome_of, await asyncio.gather(*sends, return_exceptions=True)))
 
-        await go_through_an_outage(report, events, send_all, Outage(server))
+        await run_through_outage(report, events, send_all, Outage(server))
         began = time.monotonic()
     report.close_s = time.monotonic() - began
 
@@ -157,11 +160,11 @@ async def run_sync(report: Report, server: Served, options: SendAvailabilityOpti
         senders = [client.get_queue_sender(f"q{number}") for number in range(report.entities)]
 
         async def send_all() -> Counter[str]:
-            sends = [loop.run_in_executor(threads, one.send_messages, ServiceBusMessage(BODY)) for one in senders]
+            sends = [loop.run_in_executor(threads, sender.send_messages, ServiceBusMessage(BODY)) for sender in senders]
             return Counter(map(outcome_of, await asyncio.gather(*sends, return_exceptions=True)))
 
         try:
-            await go_through_an_outage(report, events, send_all, Outage(server))
+            await run_through_outage(report, events, send_all, Outage(server))
         finally:
             began = time.monotonic()
             await asyncio.to_thread(client.close)

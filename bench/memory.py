@@ -1,7 +1,7 @@
-"""What a million messages do to a namespace's memory, and how fast a queue of a million opens: `make bench-memory`.
+"""Measures memory use and start time with a million messages: `make bench-memory`.
 
-First they pass through a queue, a part at a time; then they are stored and the namespace is started again. The last
-line is one JSON object. `QUICK=1` does a tenth; an argument names another number of messages.
+First the messages pass through a queue in parts; then they are stored and the namespace is restarted. The last line is
+one JSON object. `QUICK=1` uses a tenth; an argument sets the number of messages.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ def receive(served: Served, count: int) -> None:
 
 
 def pass_through(served: Served, frames: bytes, parts: int) -> list[float]:
-    """Send and receive part after part; the memory after the first one and on the way."""
-    found: list[float] = []
+    """Send and receive part after part; return the memory after the first one and along the way."""
+    memory: list[float] = []
     started = time.perf_counter()
     for number in range(1, parts + 1):
         send(served, frames)
         receive(served, PART)
         if number == 1 or number % max(1, parts // REPORTS) == 0:
-            found.append(served.memory())
+            memory.append(served.memory())
             seconds = time.perf_counter() - started
-            print(f"{number * PART:>9,} through the queue  {seconds:6.1f} s  {found[-1]:6.1f} MB resident")
-    return found
+            print(f"{number * PART:>9,} through the queue  {seconds:6.1f} s  {memory[-1]:6.1f} MB resident")
+    return memory
 
 
 def store(served: Served, frames: bytes, parts: int) -> list[float]:
-    """Send part after part; the memory before and on the way."""
-    found = [served.memory()]
+    """Send part after part; return the memory before and along the way."""
+    memory = [served.memory()]
     started = time.perf_counter()
     for number in range(1, parts + 1):
         send(served, frames)
         if number % max(1, parts // REPORTS) == 0:
-            found.append(served.memory())
+            memory.append(served.memory())
             seconds = time.perf_counter() - started
-            print(f"{number * PART:>9,} stored             {seconds:6.1f} s  {found[-1]:6.1f} MB resident")
-    return found
+            print(f"{number * PART:>9,} stored             {seconds:6.1f} s  {memory[-1]:6.1f} MB resident")
+    return memory
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def main() -> None:
         finally:
             served.stop()
     print(
-        f"{result['messages']:,} stored: {result['database_mb']:.0f} MB on the disk, opened in"
+        f"{result['messages']:,} stored: {result['database_mb']:.0f} MB on disk, opened in"
         f" {result['open_full_seconds']:.2f} s (empty: {result['open_empty_seconds']:.2f} s) with"
         f" {result['open_full_mb']:.1f} MB resident; the first {PART:,} received in"
         f" {result['first_part_seconds']:.1f} s, then {result['first_part_mb']:.1f} MB"

@@ -1,9 +1,8 @@
-"""Measures what pairing costs a sender, what a shared one carries, how soon the backlog is used in an outage, and how
-fast the syphon is: `make bench-pairing`.
+"""Measures the sender's overhead, a shared sender, failover time and the syphon's speed: `make bench-pairing`.
 
-Our sender against the SDK's own in interleaved pairs of short blocks, in one run against one `twinbus serve` process;
-a ratio has the interval that holds 95 % of the medians of resampled pairs. `QUICK=1` does a tenth. The last line is
-one JSON object of the ratios.
+Compares our sender with the SDK's in interleaved pairs of short blocks, in one run against one `twinbus serve` process.
+A ratio is given with the 95 % interval of the medians of resampled pairs. `QUICK=1` does a tenth. The last line is one
+JSON object of the ratios.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
-from twinbus.broker import Fault, Kind, Namespace, QueueDescription
-from twinbus.broker.background import NamespaceThread
-from twinbus.pairing import namespaces
-from twinbus.pairing.core import Pairing
-from twinbus.pairing.failover import Route
+from twinbus.emulator import Fault, FaultKind, Namespace, QueueDescription
+from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.pairing import namespace as namespaces
+from twinbus.pairing.failover.entity_failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pairing_state import Pairing
 from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
 from twinbus.pairing.sending._sync.sender import PairedSender
 
 QUICK = bool(os.environ.get("QUICK"))
 PAIRS = 40 if QUICK else 400
 BODY = b"x" * 1024
-BLOCK = 25  # messages sent one by one
+BLOCK = 25  # messages sent one by one per block
 LIST = 100  # messages in a list or batch
 ATTEMPT_TIMEOUT = 2.0
 OUTAGES = 1 if QUICK else 5
@@ -51,7 +50,7 @@ Block = Callable[[], None]
 
 
 class Figure(NamedTuple):
-    """A ratio of ours to the SDK's, with its interval."""
+    """A ratio of our sender to the SDK's, with its interval."""
 
     ratio: float
     low: float
@@ -62,7 +61,7 @@ class Figure(NamedTuple):
 
 
 def served(folder: Path) -> Served:
-    """A server process with a primary and a standby, which is to be started."""
+    """A server process with a primary and a secondary, not started yet."""
     return Served(
         folder,
         'durability = "memory"\n'
@@ -131,30 +130,30 @@ def timed(block: Block) -> tuple[float, float]:
 
 
 def figure(ratios: list[float]) -> Figure:
-    resampled = random.Random(1)
-    medians = sorted(statistics.median(resampled.choices(ratios, k=len(ratios))) for _ in range(1000))
+    rng = random.Random(1)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(1000))
     return Figure(statistics.median(ratios), medians[25], medians[974])
 
 
-def compared(sdk: Block, ours: Block) -> tuple[Figure, Figure]:
-    """Our rate over the SDK's, and our CPU over the SDK's."""
+def compare(sdk: Block, ours: Block) -> tuple[Figure, Figure]:
+    """The ratios of our rate and of our CPU time to the SDK's."""
     rates, cpus = [], []
     for number in range(PAIRS + 1):
         first, second = (sdk, ours) if number % 2 else (ours, sdk)
         results = {first: timed(first), second: timed(second)}
-        if number:  # the first pair opens the links
+        if number:  # the first pair only opens the links
             rates.append(results[sdk][0] / results[ours][0])
             cpus.append(results[ours][1] / results[sdk][1])
     return figure(rates), figure(cpus)
 
 
 def sync_client(connection_string: str) -> ServiceBusClient:
-    """A client as a paired client makes it for its senders: without retries of the SDK."""
+    """A client as a paired client creates it for its senders: without SDK retries."""
     return namespaces.Namespace.from_connection_string(connection_string).sync_client(retry_total=0)
 
 
 def async_client(connection_string: str) -> AsyncServiceBusClient:
-    """The asynchronous twin."""
+    """The asynchronous variant of `sync_client`."""
     return namespaces.Namespace.from_connection_string(connection_string).async_client(retry_total=0)
 
 
@@ -163,7 +162,7 @@ def new_pairing(**options: Any) -> Pairing:
 
 
 def compare_all(strings: dict[str, str]) -> dict[str, tuple[Figure, Figure]]:
-    """Every row of the table: rate and CPU."""
+    """Measure rate and CPU for every row of the table."""
     results = {}
     with ExitStack() as stack:
         clients = {name: stack.enter_context(sync_client(text)) for name, text in strings.items()}
@@ -180,8 +179,8 @@ def compare_all(strings: dict[str, str]) -> dict[str, tuple[Figure, Figure]]:
             "sync, diverted, one by one": (singles(standby.send_messages), singles(diverted.send_messages)),
             "sync, diverted, lists of 100": (lists(standby.send_messages), lists(diverted.send_messages)),
         }
-        for name, (theirs, own) in rows.items():
-            results[name] = compared(theirs, own)
+        for name, (sdk_block, our_block) in rows.items():
+            results[name] = compare(sdk_block, our_block)
             print(name, *results[name], sep="  ", file=sys.stderr)
     with asyncio.Runner() as runner:
         results |= compare_async(runner, strings)
@@ -192,7 +191,7 @@ def compare_async(runner: asyncio.Runner, strings: dict[str, str]) -> dict[str, 
     healthy, over = new_pairing(), new_pairing()
     over.fail_over("diverted")
 
-    async def opened() -> tuple[list[Any], list[Any]]:
+    async def open_all() -> tuple[list[Any], list[Any]]:
         clients = {name: async_client(text) for name, text in strings.items()}
         senders = [
             clients["contoso"].get_queue_sender("sdk"),
@@ -202,11 +201,11 @@ def compare_async(runner: asyncio.Runner, strings: dict[str, str]) -> dict[str, 
         ]
         return list(clients.values()), senders
 
-    async def closed() -> None:
-        for one in (*senders, *clients):
-            await one.close()
+    async def close_all() -> None:
+        for closable in (*senders, *clients):
+            await closable.close()
 
-    clients, senders = runner.run(opened())
+    clients, senders = runner.run(open_all())
     sdk, standby, ours, diverted = senders
     rows = {
         "aio, one by one": (async_singles(runner, sdk), async_singles(runner, ours)),
@@ -215,17 +214,17 @@ def compare_async(runner: asyncio.Runner, strings: dict[str, str]) -> dict[str, 
         "aio, diverted, one by one": (async_singles(runner, standby), async_singles(runner, diverted)),
     }
     results = {}
-    for name, (theirs, own) in rows.items():
-        results[name] = compared(theirs, own)
+    for name, (sdk_block, our_block) in rows.items():
+        results[name] = compare(sdk_block, our_block)
         print(name, *results[name], sep="  ", file=sys.stderr)
-    runner.run(closed())
+    runner.run(close_all())
     return results
 
 
 # ---- outages ----
 
 
-class Stage:
+class NamespacePair:
     """Two namespaces in this process, and faults in the primary."""
 
     def __init__(self, primary: NamespaceThread, standby: NamespaceThread) -> None:
@@ -234,7 +233,7 @@ class Stage:
 
     @classmethod
     @contextmanager
-    def set_up(cls) -> Iterator[Stage]:
+    def set_up(cls) -> Iterator[NamespacePair]:
         with (
             NamespaceThread(lambda: Namespace("contoso")) as primary,
             NamespaceThread(lambda: Namespace("standby")) as standby,
@@ -244,11 +243,11 @@ class Stage:
             yield cls(primary, standby)
 
     @contextmanager
-    def outage(self, kind: Kind) -> Iterator[None]:
+    def outage(self, kind: FaultKind) -> Iterator[None]:
         faults = self.primary.namespace.faults
         self.primary.call(faults.add, Fault(kind))
-        if kind is Kind.REFUSE:  # a namespace that is gone also cuts what it had
-            self.primary.call(faults.add, Fault(Kind.RESET))
+        if kind is FaultKind.REFUSE:  # a namespace that is down also loses its connections
+            self.primary.call(faults.add, Fault(FaultKind.RESET))
         try:
             yield
         finally:
@@ -262,58 +261,58 @@ def fresh_pairing() -> Pairing:
     return new_pairing(failover_interval=0, attempt_timeout=ATTEMPT_TIMEOUT)
 
 
-def sync_outage(stage: Stage, kind: Kind, warm: bool) -> float:
-    """Seconds from the call during an outage until the message is in the backlog."""
+def sync_outage(pair: NamespacePair, kind: FaultKind, warm: bool) -> float:
+    """Seconds from a call during an outage until the message is in the backlog."""
     with (
-        sync_client(stage.primary.connection_string) as primary,
-        sync_client(stage.standby.connection_string) as standby,
+        sync_client(pair.primary.connection_string) as primary,
+        sync_client(pair.standby.connection_string) as standby,
         PairedSender(fresh_pairing(), "orders", primary, standby) as sender,
     ):
         if warm:
             sender.send_messages(ServiceBusMessage(BODY))
             sender.open_standby()
-        before = stage.stored()
-        with stage.outage(kind):
+        before = pair.stored()
+        with pair.outage(kind):
             start = time.perf_counter()
             receipt = sender.send_messages(ServiceBusMessage(BODY))
             seconds = time.perf_counter() - start
-        assert (receipt.route, stage.stored()) == (Route.BACKLOG, before + 1)
+        assert (receipt.route, pair.stored()) == (Route.BACKLOG, before + 1)
     return seconds
 
 
-async def async_outage(stage: Stage, kind: Kind, warm: bool) -> float:
+async def async_outage(pair: NamespacePair, kind: FaultKind, warm: bool) -> float:
     async with (
-        async_client(stage.primary.connection_string) as primary,
-        async_client(stage.standby.connection_string) as standby,
+        async_client(pair.primary.connection_string) as primary,
+        async_client(pair.standby.connection_string) as standby,
         AsyncPairedSender(fresh_pairing(), "orders", primary, standby) as sender,
     ):
         if warm:
             await sender.send_messages(ServiceBusMessage(BODY))
             await sender.open_standby()
-        before = stage.stored()
-        with stage.outage(kind):
+        before = pair.stored()
+        with pair.outage(kind):
             start = time.perf_counter()
             receipt = await sender.send_messages(ServiceBusMessage(BODY))
             seconds = time.perf_counter() - start
-        assert (receipt.route, stage.stored()) == (Route.BACKLOG, before + 1)
+        assert (receipt.route, pair.stored()) == (Route.BACKLOG, before + 1)
     return seconds
 
 
 def outages() -> dict[str, tuple[float, float]]:
-    """For each kind of outage the longest time until the first message was in the backlog, and its bound."""
+    """For each kind of outage, the longest time until the first message was diverted, and its bound."""
     results = {}
-    with Stage.set_up() as stage:
-        for kind, name in ((Kind.REFUSE, "refused"), (Kind.BLACKHOLE, "black hole")):
+    with NamespacePair.set_up() as pair:
+        for kind, name in ((FaultKind.REFUSE, "refused"), (FaultKind.BLACKHOLE, "black hole")):
             for warm in (False, True):
                 refused_bound = 1.0 if warm else 1.5
-                bound = refused_bound if kind is Kind.REFUSE else ATTEMPT_TIMEOUT + 1
+                bound = refused_bound if kind is FaultKind.REFUSE else ATTEMPT_TIMEOUT + 1
                 how = "warm" if warm else "cold"
                 results[f"sync, {name}, {how}"] = (
-                    max(sync_outage(stage, kind, warm) for _ in range(OUTAGES)),
+                    max(sync_outage(pair, kind, warm) for _ in range(OUTAGES)),
                     bound,
                 )
                 results[f"aio, {name}, {how}"] = (
-                    max(asyncio.run(async_outage(stage, kind, warm)) for _ in range(OUTAGES)),
+                    max(asyncio.run(async_outage(pair, kind, warm)) for _ in range(OUTAGES)),
                     bound,
                 )
     return results
@@ -325,13 +324,13 @@ def outages() -> dict[str, tuple[float, float]]:
 def report(
     rates: dict[str, tuple[Figure, Figure]], times: dict[str, tuple[float, float]], console: Console
 ) -> dict[str, float]:
-    table = Table(title=f"our sender over the SDK's own, {len(BODY)} byte messages, {PAIRS} interleaved pairs")
+    table = Table(title=f"our sender / SDK sender, {len(BODY)} byte messages, {PAIRS} interleaved pairs")
     for heading in ("", "rate (95 % interval)", "CPU (95 % interval)"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, (rate, cpu) in rates.items():
         table.add_row(name, str(rate), str(cpu))
     console.print(table)
-    table = Table(title=f"from the call to the first message in the backlog, the longest of {OUTAGES}")
+    table = Table(title=f"time from the call to the first diverted message, maximum of {OUTAGES}")
     for heading in ("", "seconds", "bound"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, (seconds, bound) in times.items():

@@ -1,13 +1,15 @@
-"""What the pipeline takes (`make bench-pipeline`): ingest, cost and reports, DuckDB and Polars on the same files.
+"""Measures the pipeline on Spark against DuckDB, which writes the same tables (`make bench-pipeline`).
 
-20 million rows of ten weeks, 100 million with BIG=1, 2 million with QUICK=1 (or ROWS=…). Engines take turns, and the
-first round does not count. Beside the time on the clock there is the time of all cores: where others use the machine,
-too, only that compares. Then it runs `bench.reconcile` on the same ledger, and `bench.spark_syphon`; PARTS=ingest
-leaves those out. The last line is one JSON object.
+Uses 20 million rows of ten weeks; 100 million with BIG=1, 2 million with QUICK=1, or --rows. Spark and DuckDB alternate
+on the same number of threads, and the first round is a warm-up. The tables of both must have the same rows and match
+what the generator of the ledger knows. Besides wall time, the CPU time of all cores is measured, because only that is
+comparable on a shared machine. `bench.spark_syphon` runs at the end (--no-syphon skips it). The last line is one JSON
+object; the exit code is 1 only if a result is wrong.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -15,82 +17,84 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from datetime import timedelta
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars as pl
-from bench.cores import seconds_of_cores, with_children
+from bench.cores import seconds_of_cores
 from bench.ledger_shape import Shape
 from bench.ledgers import generate
+from bench.pipeline_duckdb import DuckTables
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as ShownTable
 
-from twinbus.ledger.schema import pa
-from twinbus.pipeline.billing import Bill, Contract, bill
-from twinbus.pipeline.changes import changed_hours
-from twinbus.pipeline.cost import Period, cost_of, period_of, usages
-from twinbus.pipeline.files import survey
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.latency import percentiles
-from twinbus.pipeline.outages import outages_of
-from twinbus.pipeline.prices import load_prices
-from twinbus.pipeline.results import Results, Snapshot
-from twinbus.pipeline.rollup_tasks import blocks_of, rolling
-from twinbus.pipeline.session import spark_session
-from twinbus.pipeline.tables import ACTIVITY, LATENCY, USAGE, WAITS
-from twinbus.pipeline.tasks import run
+from twinbus.spark.pipeline.day_planning import FIRST_PLAUSIBLE_DAY
+from twinbus.spark.pipeline.run import RunOptions, RunResult, run_pipeline
+from twinbus.spark.pipeline.storage import ResultTables, settings
+from twinbus.spark.session import running_spark
+from twinbus.spark.transformations import message_days as message_days_table
+from twinbus.spark.transformations import operation_counts as counts
+from twinbus.spark.transformations.anomalies import anomalies, without_late_arrivals
+from twinbus.spark.transformations.operations import read_files
+from twinbus.spark.transformations.usage import usage
+from twinbus.spark.transformations.verdicts import (
+    beyond_horizon,
+    counted,
+    judged,
+    messages,
+    reported,
+    spelling,
+    usage_of_days,
+    verdicts,
+)
+from twinbus.tables.table_schemas import ANOMALIES, MESSAGE_DAYS, USAGE, VERDICTS, Table
 
-ROWS = int(os.environ.get("ROWS") or (100e6 if os.environ.get("BIG") else 2e6 if os.environ.get("QUICK") else 20e6))
-MEMORY = os.environ.get("MEMORY", "2g")
-ROUNDS = 3
-WEEKS = 10
 CORES = os.cpu_count() or 1
 FOLDER = Path("build/bench-pipeline")
+OPTIONS = RunOptions()
+RULES = OPTIONS.rules
+#: Later than every row of a generated ledger, so that all timestamps are plausible.
+NOW = datetime(2027, 1, 1, tzinfo=UTC)
+#: Sizes for the runs with one changed day and with many small files.
+ROWS_OF_A_SMALL_DAY = 1_000
+SMALL_FILES, ROWS_OF_A_SMALL_FILE = 5_000, 50
 
-#: The rollup `usage`, as SQL.
-USAGE_SQL = """
-select epoch_us(ts) - epoch_us(ts) % 3600000000 as hour_us, pairing, client, namespace,
-    coalesce(destination, entity) as entity, operation, stage, outcome,
-    count(*) as rows, sum(count)::bigint as count,
-    sum(case when outcome not in (1, 3, 4) or stage = 9 then 0
-        when operation = 10 then greatest(1, (bytes + 65535) // 65536)
-        else greatest(count, case when operation in (1, 2, 11) then greatest(1, (bytes + 65535) // 65536) else 1 end)
-        end)::bigint as units,
-    sum(bytes)::bigint as bytes,
-    sum(case when namespace = 2 and operation in (1, 2, 10, 11) and outcome in (1, 3, 4) then bytes else 0 end)::bigint
-        as transferred
-from {rows} group by all
-"""
+AIMS = {
+    "usage, Spark": "≤ 2.2 of DuckDB",
+    "reconciliation, Spark": "≤ 3.0 of DuckDB",
+    "full run": "≥ 300,000 rows/s at 100 million",
+    "one changed day of 300": "± 30 % of 30 days",
+    "many small files": "≤ 20 s",
+}
 
 
+class WrongResultError(Exception):
+    """A table differs from the expected result."""
+
+
+@dataclass
 class Stopwatch:
-    """The time of some runs, on the clock and of all cores, by name."""
+    """Wall time and CPU time by name, including the process `java` and its descendants."""
 
-    def __init__(self) -> None:
-        self.java: int | None = None
-        self.seconds: dict[str, list[float]] = {}
-        self.cores: dict[str, list[float]] = {}
+    java: int
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    cores: dict[str, list[float]] = field(default_factory=dict)
 
     def take(self, name: str, work: Callable[[], Any], *, counts: bool = True) -> Any:
         started, cores = time.perf_counter(), self._cores()
-        found = work()
+        result = work()
         if counts:
             self.seconds.setdefault(name, []).append(time.perf_counter() - started)
             self.cores.setdefault(name, []).append(self._cores() - cores)
-        return found
+        print(f"{name}: {time.perf_counter() - started:.2f} s{'' if counts else ' (warms up)'}", file=sys.stderr)
+        return result
 
     def _cores(self) -> float:
-        return sum(os.times()[:2]) + (seconds_of_cores(self.java) if self.java else 0.0)
-
-    def peak_mb(self) -> tuple[int, int]:
-        """The most memory that Java has had so far, and the most that one of its Python workers has had."""
-        assert self.java is not None
-        java, *workers = (_peak_mb(one) for one in with_children(self.java))
-        return java, max(workers, default=0)
+        return sum(os.times()[:2]) + seconds_of_cores(self.java)
 
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
@@ -101,184 +105,233 @@ class Stopwatch:
     def core_ratio(self, name: str, other: str) -> float:
         return round(statistics.median(self.cores[name]) / statistics.median(self.cores[other]), 2)
 
-
-def _peak_mb(process: int) -> int:
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0) // 1024
-
-
-def ledgers() -> dict[str, Path]:
-    """A week, ten weeks with the same traffic, and these with every tenth row in a second file; made once."""
-    shapes = {
-        "week": Shape(rows=ROWS // WEEKS, days=7, outages=3),
-        "history": Shape(rows=ROWS, days=7 * WEEKS, outages=3 * WEEKS),
-        "repeats": Shape(rows=ROWS, days=7 * WEEKS, outages=3 * WEEKS, repeats=100),
-    }
-    found = {}
-    for name, shape in shapes.items():
-        found[name] = FOLDER / f"{name}-{shape.rows}"
-        if not found[name].is_dir():
-            making = found[name].with_name("making")
-            shutil.rmtree(making, ignore_errors=True)
-            generate(making, shape, workers=CORES)
-            making.rename(found[name])
-    return found
+    def peak_mb(self) -> int:
+        """Peak memory of Java so far."""
+        lines = Path(f"/proc/{self.java}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
 
 
-def cost_with_spark(spark: Any, ledger: Path) -> Bill:
-    view, results = survey(ledger), Results.open(FOLDER / "cost-results")
-    shutil.rmtree(FOLDER / "cost-results", ignore_errors=True)
-    blocks = [one for day, files in view.days.items() for one in blocks_of(day, files, changed_hours(None, files), {})]
-    made = run(spark, rolling(view.store, results, "cost", blocks, ["usage"]), [one.rows for one in blocks])
-    return billed(results.table([one["files"]["usage"] for one in made if one["files"]], USAGE))
+def cached_ledger(name: str, shape: Shape) -> Path:
+    """A ledger that is generated once; its expected figures are in a file beside it (`truth_of`)."""
+    ledger = FOLDER / f"{name}-{shape.rows}"
+    if not truth_file(ledger).is_file():
+        shutil.rmtree(ledger, ignore_errors=True)
+        expected = generate(ledger, shape, workers=CORES)
+        truth = {word: getattr(expected, word) for word in ("attempted", "acknowledged", "ok")}
+        for word in ("lost", "unexpected", "duplicated", "recovered", "in_flight"):
+            truth[word] = len(getattr(expected, word))
+        truth_file(ledger).write_text(json.dumps({"rows": expected.rows, "files": expected.files, "words": truth}))
+    return ledger
 
 
-def cost_with_duckdb(duck: duckdb.DuckDBPyConnection, ledger: Path, *, is_unique: bool = True) -> Bill:
-    rows = f"read_parquet('{ledger}/*/*.parquet')"
-    rows = rows if is_unique else f"(select distinct on (op_id) * from {rows})"
-    return billed(duck.sql(USAGE_SQL.format(rows=rows)).to_arrow_table())
+def truth_file(ledger: Path) -> Path:
+    return ledger.with_name(f"{ledger.name}.truth.json")
 
 
-def cost_with_polars(ledger: Path) -> Bill:
-    us, size = pl.col("ts").cast(pl.Int64), (pl.col("bytes") + 65_535) // 65_536
-    sized = pl.when(pl.col("operation").is_in([1, 2, 11])).then(pl.max_horizontal(size, 1)).otherwise(1)
-    units = (
-        pl.when(~pl.col("outcome").is_in([1, 3, 4]) | (pl.col("stage") == 9))
-        .then(0)
-        .when(pl.col("operation") == 10)
-        .then(pl.max_horizontal(size, 1))
-        .otherwise(pl.max_horizontal(sized, "count"))
+def truth_of(ledger: Path) -> dict[str, Any]:
+    truth: dict[str, Any] = json.loads(truth_file(ledger).read_text())
+    return truth
+
+
+def history(rows: int, days: int = 70) -> Shape:
+    """Ten weeks with an outage every other day, and a few lost and unexpected messages."""
+    anomaly_count = min(20, rows // 1_000)
+    return Shape(
+        rows=rows, days=days, start=FIRST_PLAUSIBLE_DAY, outages=days // 2, lost=anomaly_count, unexpected=anomaly_count
     )
-    is_moved = (pl.col("namespace") == 2) & pl.col("operation").is_in([1, 2, 10, 11])
-    keys = ["hour_us", "pairing", "client", "namespace", "entity", "operation", "stage", "outcome"]
-    frame = (
-        pl.scan_parquet(f"{ledger}/*/*.parquet", hive_partitioning=False)
-        .with_columns(
-            (us - us % 3_600_000_000).alias("hour_us"),
-            pl.coalesce("destination", "entity").alias("entity"),
-            units.alias("units"),
-            pl.when(is_moved & pl.col("outcome").is_in([1, 3, 4])).then("bytes").otherwise(0).alias("transferred"),
-        )
-        .group_by(keys)
-        .agg(pl.len().alias("rows"), *(pl.col(one).sum() for one in ("count", "units", "bytes", "transferred")))
-    )
-    return billed(frame.collect(engine="streaming").to_arrow())
 
 
-def billed(table: pa.Table) -> Bill:
-    used = usages(table.select(USAGE.names).cast(USAGE))
-    period = Period.of_days(used[0].day, used[-1].day)
-    return bill(used, load_prices(), Contract(), since=period.since, until=period.until)
+class SparkTables:
+    """Writes tables with the transformations, as `twinbus.spark.pipeline.run` does."""
+
+    def __init__(self, spark: SparkSession, ledger: Path, results: Path) -> None:
+        self._spark = spark
+        self._ledger = ledger.absolute().as_uri()
+        self._tables = ResultTables(spark, results.absolute().as_uri())
+        self._days = sorted(date.fromisoformat(folder.name.removeprefix("day=")) for folder in ledger.glob("day=*"))
+
+    def _rows(self) -> DataFrame:
+        return read_files(self._spark, self._ledger, [self._ledger])
+
+    def usage(self) -> None:
+        self._tables.replace(USAGE, usage(counts.operation_counts(self._rows().select(*counts.COLUMNS))), self._days)
+
+    def reconcile(self) -> None:
+        """Write `message_days`, `verdicts` and `anomalies`. Needs `usage`."""
+        facts = message_days_table.message_days(self._rows().select(*message_days_table.COLUMNS))
+        self._tables.replace(MESSAGE_DAYS, facts, self._days, small=False)
+        used = usage_of_days(self._tables.read(USAGE)).persist()
+        spelt, facts = spelling(used), self._tables.read(MESSAGE_DAYS, self._days)
+        known = reported(used, used.select(F.col("day").alias("first_day")).distinct(), RULES)
+        persisted = judgements = counted(judged(messages(facts, RULES), known, RULES)).persist()
+        if beyond_horizon(judgements).limit(1).count():
+            raise WrongResultError("expected no operations beyond the horizon, which the DuckDB queries do not handle")
+        if judgements.where("unexpected and not is_late").limit(1).count():
+            judgements = without_late_arrivals(judgements, facts)
+        self._tables.replace(VERDICTS, verdicts(judgements, spelt), self._days)
+        self._tables.replace(ANOMALIES, anomalies(judgements, spelt), self._days)
+        persisted.unpersist()
+        used.unpersist()
 
 
-def report(results: Results, snapshot: Snapshot, period: Period) -> tuple[Bill, int, int]:
-    """Everything that `twinbus report` reads: cost, outages and latency of a period."""
-    days = period.first_day, period.last_day
-    cost = cost_of(results, snapshot, load_prices(), Contract(), period=period)
-    activity, waits, latency = (
-        results.table(snapshot.paths(name, *days), schema)
-        for name, schema in (("activity", ACTIVITY), ("waits", WAITS), ("latency", LATENCY))
-    )
-    return cost, len(outages_of(activity, waits)), len(percentiles(latency))
+class Bench:
+    """All measurements on one ledger."""
+
+    def __init__(self, spark: SparkSession, watch: Stopwatch, ledger: Path, rounds: int, duckdb_memory: str) -> None:
+        self._spark = spark
+        self._watch = watch
+        self._ledger = ledger
+        self._rounds = rounds
+        self._duck_results, self._spark_results = FOLDER / "duckdb-results", FOLDER / "spark-results"
+        for results in (self._duck_results, self._spark_results):
+            shutil.rmtree(results, ignore_errors=True)
+        self._duck = DuckTables(ledger, self._duck_results, threads=CORES, memory=duckdb_memory)
+
+    def against_duckdb(self) -> dict[str, float]:
+        tables = SparkTables(self._spark, self._ledger, self._spark_results)
+        measurements: dict[str, tuple[Callable[[], None], Callable[[], None], tuple[Table, ...]]] = {
+            "usage": (tables.usage, self._duck.usage, (USAGE,)),
+            "reconciliation": (
+                tables.reconcile,
+                lambda: self._duck.reconcile(RULES),
+                (MESSAGE_DAYS, VERDICTS, ANOMALIES),
+            ),
+        }
+        figures: dict[str, float] = {}
+        with settings(self._spark):
+            for name, (by_spark, by_duckdb, written) in measurements.items():
+                for number in range(self._rounds + 1):
+                    self._watch.take(f"{name}, Spark", by_spark, counts=number > 0)
+                    self._watch.take(f"{name}, DuckDB", by_duckdb, counts=number > 0)
+                self._check(self._spark_results, *written)
+                pair = f"{name}, Spark", f"{name}, DuckDB"
+                figures |= {f"{name}_vs_duckdb": self._watch.ratio(*pair)}
+                figures |= {f"{name}_vs_duckdb_cores": self._watch.core_ratio(*pair)}
+        self._check_words(self._spark_results)
+        self._check_words(self._duck_results)
+        return figures
+
+    def full_run(self) -> dict[str, float]:
+        results = FOLDER / "run-results"
+        rows = 0
+        for _ in range(self._rounds):
+            shutil.rmtree(results, ignore_errors=True)
+            rows = self._watch.take("full run", lambda: self._run(self._ledger, results)).rows
+            if self._watch.take("full run, nothing new", lambda: self._run(self._ledger, results)).is_changed:
+                raise WrongResultError("expected no changes from a run without new files")
+        self._check(results, USAGE, MESSAGE_DAYS, VERDICTS, ANOMALIES)
+        self._check_words(results)
+        return {"rows": rows, "full_run_rows_per_second": round(rows / self._watch.median("full run"))}
+
+    def changed_day(self) -> dict[str, float]:
+        """Measure runs with one changed day, with 30 and with 300 days."""
+        ledgers = {days: cached_ledger("days", history(days * ROWS_OF_A_SMALL_DAY, days)) for days in (30, 300)}
+        for days, ledger in ledgers.items():
+            shutil.rmtree(FOLDER / f"days-{days}-results", ignore_errors=True)
+            self._run(ledger, FOLDER / f"days-{days}-results")
+        for number in range(self._rounds + 1):
+            for days, ledger in ledgers.items():
+                newest = max(ledger.iterdir())
+                os.utime(max(newest.iterdir()))  # a changed time counts as a rewritten file
+                work = lambda: self._run(ledger, FOLDER / f"days-{days}-results")  # noqa: B023, E731
+                result = self._watch.take(f"one changed day of {days}", work, counts=number > 0)
+                if [f"day={day}" for day in result.days] != [newest.name]:
+                    raise WrongResultError(f"expected a run over {newest.name}, got {result.days}")
+        return {"changed_day_300_vs_30_days": self._watch.ratio("one changed day of 300", "one changed day of 30")}
+
+    def small_files(self) -> dict[str, float]:
+        rows = SMALL_FILES * ROWS_OF_A_SMALL_FILE
+        shape = Shape(rows=rows, days=7, start=FIRST_PLAUSIBLE_DAY, block=rows // 3 // SMALL_FILES + 1)
+        ledger, results = cached_ledger("files", shape), FOLDER / "files-results"
+        shutil.rmtree(results, ignore_errors=True)
+        result = self._watch.take("many small files", lambda: self._run(ledger, results))
+        if result.rows != truth_of(ledger)["rows"]:
+            raise WrongResultError(f"small files: expected {truth_of(ledger)['rows']} rows, got {result.rows}")
+        return {
+            "small_files": len(result.inputs),
+            "small_files_seconds": round(self._watch.median("many small files"), 1),
+        }
+
+    def close(self) -> None:
+        self._duck.close()
+
+    def _run(self, ledger: Path, results: Path) -> RunResult:
+        places = ledger.absolute().as_uri(), results.absolute().as_uri()
+        return run_pipeline(self._spark, *places, OPTIONS, now=NOW)
+
+    def _check(self, results: Path, *tables: Table) -> None:
+        for table in tables:
+            ours, theirs = (self._duck.fingerprint(folder, table) for folder in (results, self._duck_results))
+            if ours != theirs:
+                raise WrongResultError(
+                    f"{table.name} in {results}: rows differ from DuckDB's ({ours[0]} rows, DuckDB {theirs[0]})"
+                )
+
+    def _check_words(self, results: Path) -> None:
+        """Compare the verdicts of each destination with DuckDB's, and their sums with the truth."""
+        words = self._duck.words(results)
+        if words != self._duck.words(self._duck_results):
+            raise WrongResultError(f"{results}: verdicts by destination differ from DuckDB's")
+        expected = truth_of(self._ledger)["words"]
+        totals = {word: sum(counts[word] for counts in words.values()) for word in expected}
+        if totals != expected:
+            raise WrongResultError(f"{results}: expected {expected}, got {totals}")
 
 
-def measure(watch: Stopwatch) -> dict[str, Any]:
-    places = ledgers()
-    spark = spark_session(
-        master=f"local[{CORES},4]", memory=MEMORY, config={"spark.sql.shuffle.partitions": str(4 * CORES)}
-    )
-    gateway = spark.sparkContext._gateway
-    watch.java = gateway.proc.pid if gateway is not None else None
-    stores = {name: Results.open(FOLDER / f"{name}-results") for name in places}
-    for name in places:
-        shutil.rmtree(FOLDER / f"{name}-results", ignore_errors=True)
-    found: dict[str, Any] = {}
-    snapshots = {"week": ingest(spark, places["week"], stores["week"]).snapshot}  # warms up
-    found["peak_memory_mb_of_a_tenth"], found["peak_memory_mb_of_a_worker_of_a_tenth"] = watch.peak_mb()
-    for name in ("history", "repeats"):
-        done = watch.take(f"ingest, {name}", partial(ingest, spark, places[name], stores[name]))
-        snapshots[name] = done.snapshot
-    watch.take("ingest, nothing new", lambda: ingest(spark, places["history"], stores["history"]))
-    rows = {name: sum(day.rows_in_files for day in snapshots[name].days.values()) for name in snapshots}
-    found["ingest_rows_a_second"] = round(rows["history"] / watch.median("ingest, history"))
-    found["ingest_rows_a_second_with_repeats"] = round(rows["repeats"] / watch.median("ingest, repeats"))
-    found |= costs(watch, spark, places)
-    found |= reports(watch, stores, snapshots)
-    found["peak_memory_mb"], found["peak_memory_mb_of_a_worker"] = watch.peak_mb()
-    found["memory_setting"] = MEMORY
-    found["rows"] = rows["history"]
-    spark.stop()
-    return found
-
-
-def costs(watch: Stopwatch, spark: Any, places: Mapping[str, Path]) -> dict[str, Any]:
-    duck = duckdb.connect(config={"threads": CORES})
-    ledger = places["history"]
-    for number in range(ROUNDS + 1):
-        bills = [
-            watch.take("cost, Spark", lambda: cost_with_spark(spark, ledger), counts=number > 0),
-            watch.take("cost, DuckDB", lambda: cost_with_duckdb(duck, ledger), counts=number > 0),
-            watch.take("cost, Polars", lambda: cost_with_polars(ledger), counts=number > 0),
-        ]
-        if bills[0] != bills[1] or bills[1] != bills[2]:
-            sys.exit("the engines do not agree")
-    for number in range(2):
-        one = watch.take("cost, Spark, repeats", lambda: cost_with_spark(spark, places["repeats"]), counts=number > 0)
-        other = watch.take(
-            "cost, DuckDB, repeats",
-            lambda: cost_with_duckdb(duck, places["repeats"], is_unique=False),
-            counts=number > 0,
-        )
-        if one != other:
-            sys.exit("the engines do not agree about repeated rows")
-    return {
-        "cost_vs_duckdb": watch.ratio("cost, Spark", "cost, DuckDB"),
-        "cost_vs_duckdb_cores": watch.core_ratio("cost, Spark", "cost, DuckDB"),
-        "cost_vs_polars": watch.ratio("cost, Spark", "cost, Polars"),
-        "cost_with_repeats_vs_duckdb": watch.ratio("cost, Spark, repeats", "cost, DuckDB, repeats"),
-    }
-
-
-def reports(watch: Stopwatch, stores: Mapping[str, Results], snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
-    whole = period_of(snapshots["history"])
-    assert whole is not None
-    week = Period(whole.since, whole.since + timedelta(days=7))
-    for number in range(2 * ROUNDS + 1):
-        for name, place, period in (
-            ("report of a week, from a week", "week", week),
-            ("report of a week, from ten", "history", week),
-            ("report of ten weeks", "history", whole),
-        ):
-            watch.take(name, lambda: report(stores[place], snapshots[place], period), counts=number > 0)  # noqa: B023
-    return {
-        "report_vs_duckdb_full_scan": watch.ratio("report of ten weeks", "cost, DuckDB"),
-        "report_growth_with_ten_times_the_history": watch.ratio(
-            "report of a week, from ten", "report of a week, from a week"
-        ),
-    }
-
-
-def other_parts(ledger: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for command in (["bench.reconcile", "--ledger", str(ledger), "--memory", MEMORY], ["bench.spark_syphon"]):
-        ran = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, check=True)
-        *lines, last = ran.stdout.strip().splitlines()
-        print("\n".join(lines))
-        found |= json.loads(last)
-    return found
-
-
-def _main() -> None:
-    watch = Stopwatch()
-    found = measure(watch)
-    table = Table(f"{found['rows']:,} rows, {CORES} cores, {MEMORY} for Spark", "seconds", "seconds of all cores")
+def table_of(watch: Stopwatch, figures: dict[str, Any], title: str) -> ShownTable:
+    table = ShownTable("", "seconds", "CPU seconds of all cores", "ratio to DuckDB", "aim", title=title)
     for name in watch.seconds:
-        table.add_row(name, f"{watch.median(name):.2f}", f"{statistics.median(watch.cores[name]):.2f}")
-    Console().print(table)
-    if os.environ.get("PARTS") != "ingest":
-        found |= other_parts(FOLDER / f"history-{ROWS}")
-    print(json.dumps(found))
+        base = name.replace(", Spark", ", DuckDB")
+        ratio = f"{watch.ratio(name, base):.2f}" if base != name else ""
+        if name == "full run":
+            ratio = f"{figures['full_run_rows_per_second']:,} rows/s"
+        cores = statistics.median(watch.cores[name])
+        table.add_row(name, f"{watch.median(name):.2f}", f"{cores:.2f}", ratio, AIMS.get(name, ""))
+    return table
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options shared with `bench.pipeline_scale`."""
+    rows = 100e6 if os.environ.get("BIG") else 2e6 if os.environ.get("QUICK") else 20e6
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=int(rows), help="rows of the ledger (%(default)s)")
+    parser.add_argument("--ledger", type=Path, help="a ledger generated by an earlier run")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds (%(default)s)")
+    parser.add_argument("--memory", default="2g", help="memory of the Spark driver and of executors (%(default)s)")
+    return parser
+
+
+def main() -> None:
+    parser = arguments()
+    parser.add_argument("--duckdb-memory", default="8GB", help="DuckDB's memory limit (%(default)s)")
+    parser.add_argument("--no-syphon", action="store_true", help="skip the syphon on Spark")
+    options = parser.parse_args()
+    ledger = options.ledger or cached_ledger("history", history(options.rows))
+    figures: dict[str, Any] = {}
+    config = {"spark.sql.shuffle.partitions": str(4 * CORES)}  # as `twinbus pipeline run` has it
+    with running_spark(master=f"local[{CORES},4]", memory=options.memory, config=config) as spark:
+        gateway = spark.sparkContext._gateway
+        assert gateway is not None
+        watch = Stopwatch(gateway.proc.pid)
+        bench = Bench(spark, watch, ledger, options.rounds, options.duckdb_memory)
+        for part in (bench.against_duckdb, bench.full_run, bench.changed_day, bench.small_files):
+            figures |= part()
+        figures |= {"peak_memory_mb": watch.peak_mb(), "memory_setting": options.memory}
+        bench.close()
+    title = f"{figures['rows']:,} rows, {CORES} cores; {options.memory} for Spark, {options.duckdb_memory} for DuckDB"
+    Console(width=120).print(table_of(watch, figures, title))
+    print(f"Java peak memory: {figures['peak_memory_mb']} MB; its heap (spark.driver.memory) is {options.memory}")
+    if not options.no_syphon:
+        command = [sys.executable, "-m", "bench.spark_syphon"]
+        completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        *lines, last = completed.stdout.strip().splitlines()
+        print("\n".join(lines))
+        figures |= json.loads(last)
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    _main()
+    try:
+        main()
+    except WrongResultError as error:
+        sys.exit(f"wrong result: {error}")

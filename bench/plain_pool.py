@@ -1,7 +1,7 @@
-"""What a team would write without twinbus: plain SDK senders, handed out first come, first served.
+"""Pools plain SDK senders first come, first served: the alternative to twinbus.
 
-The hand-off matters. With an `asyncio.Queue` or a `SimpleQueue` of senders the caller that gives one back takes it
-again before the callers that wait are woken, and those wait for seconds.
+The hand-off matters: with an `asyncio.Queue` or a `SimpleQueue` the caller that returns a sender takes it again before
+waiting callers are woken, and those wait for seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from azure.servicebus.aio import ServiceBusSender as AsyncServiceBusSender
 
 
 class AsyncPlainPool:
-    """Senders of the SDK for the tasks of one event loop."""
+    """A pool of SDK senders for tasks of one event loop."""
 
     def __init__(self, senders: Sequence[AsyncServiceBusSender]) -> None:
         self._senders = senders
@@ -41,12 +41,12 @@ class AsyncPlainPool:
                 self._idle.append(sender)
 
     async def close(self) -> None:
-        """Close all at once: one by one each takes most of a second."""
+        """Close all senders concurrently: each takes most of a second."""
         await asyncio.gather(*(sender.close() for sender in self._senders))
 
 
 class PlainPool:
-    """The same for threads."""
+    """A pool of SDK senders for threads."""
 
     def __init__(self, senders: Sequence[ServiceBusSender]) -> None:
         self._senders = senders
@@ -75,7 +75,7 @@ class PlainPool:
                     self._idle.append(sender)
 
     def close(self) -> None:
-        """Close all at once."""
+        """Close all senders concurrently."""
         threads = [threading.Thread(target=sender.close) for sender in self._senders]
         for thread in threads:
             thread.start()

@@ -1,7 +1,7 @@
-"""An AMQP client that costs next to nothing, to see what the namespace itself costs.
+"""A minimal AMQP client with almost no cost, to measure the namespace itself.
 
-Every frame it sends is encoded before the clock starts, and what comes back is counted, not decoded. It keeps
-to the rules all the same: SASL, link credit, an outcome for every delivery.
+Frames are encoded before the clock starts, and received frames are counted, not decoded. It still follows the
+protocol: SASL, link credit, an outcome for every delivery.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from twinbus.amqp import performatives as amqp
-from twinbus.amqp import sections
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
-from twinbus.pairing.connection_strings import ConnectionString
+from twinbus.amqp.codec import performatives as amqp
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.encoding import encode
+from twinbus.amqp.codec.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
+from twinbus.servicebus.connection_strings import ConnectionString
 
 MAX_FRAME = 65536
 READ_BYTES = 1 << 18
 WRITE_BYTES = 1 << 17
-STEP_SECONDS = 60.0  # no answer for this long ends the run
-WIDE_ID = 1 << 16  # delivery ids from here on all take five bytes, so that every frame has the same size
+STEP_SECONDS = 60.0  # timeout for an answer
+WIDE_ID = 1 << 16  # delivery ids from here on take five bytes each, so that all frames have the same size
 
 _head = struct.Struct(">IBBH")
 _TRANSFER = b"\x00\x53\x14"
@@ -36,15 +36,20 @@ def encoded_messages(count: int, size: int) -> list[bytes]:
 
 
 def transfers(messages: list[bytes]) -> bytes:
-    """The messages as one run of transfer frames of equal size."""
+    """The messages as consecutive transfer frames of equal size."""
     return b"".join(
         frame(0, amqp.Transfer(0, WIDE_ID + number, struct.pack(">I", number), 0, False, False), message)
         for number, message in enumerate(messages)
     )
 
 
+def _delivery_count(disposition: amqp.Disposition) -> int:
+    last = disposition.first if disposition.last is None else disposition.last
+    return last - disposition.first + 1
+
+
 class RawClient:
-    """A connection with one session and one link, in a `with` block."""
+    """A connection with one session and one link, as a context manager."""
 
     def __init__(self, connection_string: str) -> None:
         self._address = ConnectionString.parse(connection_string)
@@ -69,36 +74,36 @@ class RawClient:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    # ---- the three things that are measured ----
+    # ---- measured operations ----
 
     def attach_sender(self, queue: str) -> None:
-        """A link for `send`."""
+        """Attach the link for `send`."""
         target = amqp.Target(queue)
         self._attach(amqp.Attach("send", 0, amqp.ROLE_SENDER, 0, 0, amqp.Source("bench"), target, None, None, 0))
         flow = self._expect(amqp.Flow)
         self._granted = (flow.delivery_count or 0) + flow.link_credit
 
     def send(self, frames: bytes, count: int) -> None:
-        """Send `count` transfers of equal size as fast as the link's credit allows; return when all are accepted."""
+        """Send `count` transfers of equal size as fast as credit allows, and wait until all are accepted."""
         size = len(frames) // count
         accepted = 0
-        # What is sent stops at the credit; the loop asks anew each time because flows raise it.
-        for kind in self._exchange(frames, lambda: self._granted * size):
-            if type(kind) is amqp.Disposition:
-                if type(kind.state) is not amqp.Accepted:
-                    raise RuntimeError(f"the namespace answered {kind.state}")
-                accepted += (kind.first if kind.last is None else kind.last) - kind.first + 1
+        # Credit limits what is sent; it is read in every iteration because flows raise it.
+        for performative in self._exchange(frames, lambda: self._granted * size):
+            if type(performative) is amqp.Disposition:
+                if type(performative.state) is not amqp.Accepted:
+                    raise RuntimeError(f"expected the outcome accepted, got {performative.state}")
+                accepted += _delivery_count(performative)
                 if accepted == count:
                     return
-            elif type(kind) is amqp.Flow and kind.link_credit is not None:
-                self._granted = (kind.delivery_count or 0) + kind.link_credit
+            elif type(performative) is amqp.Flow and performative.link_credit is not None:
+                self._granted = (performative.delivery_count or 0) + performative.link_credit
 
     def attach_receiver(self, queue: str) -> None:
-        """A link for `receive` and `settle`."""
+        """Attach the link for `receive` and `settle`."""
         self._attach(amqp.Attach("receive", 0, amqp.ROLE_RECEIVER, 0, 1, amqp.Source(queue), amqp.Target("bench")))
 
     def receive(self, count: int) -> range:
-        """Give credit for `count` messages and wait for them; returns their delivery ids."""
+        """Grant credit for `count` messages and wait for them; return their delivery ids."""
         received = 0
         flow = frame(0, amqp.Flow(1, 0x7FFFFFFF, 0, 0x7FFFFFFF, handle=0, delivery_count=0, link_credit=count))
         for kind in self._exchange(flow, lambda: len(flow)):
@@ -109,13 +114,13 @@ class RawClient:
         raise AssertionError("unreachable")
 
     def settle(self, frames: bytes, count: int) -> None:
-        """Send the outcomes of `count` deliveries and wait until each one is confirmed."""
+        """Send the outcomes of `count` deliveries and wait until all are confirmed."""
         confirmed = 0
-        for kind in self._exchange(frames, lambda: len(frames)):
-            if type(kind) is amqp.Disposition:
-                if type(kind.state) is not amqp.Accepted:
-                    raise RuntimeError(f"the namespace answered {kind.state}")
-                confirmed += (kind.first if kind.last is None else kind.last) - kind.first + 1
+        for performative in self._exchange(frames, lambda: len(frames)):
+            if type(performative) is amqp.Disposition:
+                if type(performative.state) is not amqp.Accepted:
+                    raise RuntimeError(f"expected the outcome accepted, got {performative.state}")
+                confirmed += _delivery_count(performative)
                 if confirmed == count:
                     return
 
@@ -128,7 +133,7 @@ class RawClient:
             raise RuntimeError(f"the link was refused: {self._expect(amqp.Detach).error}")
 
     def _exchange(self, data: bytes, allowed: Any) -> Iterator[Any]:
-        """Write `data` up to `allowed()` bytes and yield what arrives meanwhile and after."""
+        """Write `data` up to `allowed()` bytes, and yield what arrives."""
         view, sent = memoryview(data), 0
         deadline = time.monotonic() + STEP_SECONDS
         while time.monotonic() < deadline:
@@ -143,13 +148,13 @@ class RawClient:
         raise TimeoutError(f"the namespace did not answer within {STEP_SECONDS:g} s")
 
     def _read(self) -> list[Any]:
-        """What has arrived: performatives, and of transfers just that they did."""
+        """Read received frames: decoded performatives, but only the class `Transfer` for transfers."""
         data = self._socket.recv(READ_BYTES)
         if not data:
             raise ConnectionError("the namespace closed the connection")
         buffer = self._received
         buffer += data
-        found: list[Any] = []
+        frames: list[Any] = []
         pos, end = 0, len(buffer)
         while end - pos >= 8:
             size, offset, _, _ = _head.unpack_from(buffer, pos)
@@ -157,15 +162,15 @@ class RawClient:
                 break
             start = pos + 4 * offset
             if buffer.startswith(_TRANSFER, start):
-                found.append(amqp.Transfer)
+                frames.append(amqp.Transfer)
             elif start < pos + size:
                 performative, _ = amqp.decode_performative(bytes(buffer[start : pos + size]), 0)
                 if type(performative) is amqp.Close:
                     raise ConnectionError(f"the namespace closed the connection: {performative.error}")
-                found.append(performative)
+                frames.append(performative)
             pos += size
         del buffer[:pos]
-        return found
+        return frames
 
     def _read_header(self) -> None:
         while len(self._received) < 8:
@@ -173,7 +178,7 @@ class RawClient:
         del self._received[:8]
 
     def _expect(self, kind: type) -> Any:
-        """The next frame of this kind; others before it are passed over."""
+        """Read frames up to the next one of this kind, and return it."""
         while True:
             for performative in self._read_one():
                 if type(performative) is kind:
@@ -192,7 +197,7 @@ class RawClient:
 
 
 def accepted(deliveries: range) -> bytes:
-    """One disposition for each delivery, as a client writes it that completes messages one by one."""
+    """One disposition frame per delivery, as a client sends that completes messages one by one."""
     return b"".join(
         frame(0, amqp.Disposition(amqp.ROLE_RECEIVER, number, number, False, amqp.Accepted())) for number in deliveries
     )

@@ -1,4 +1,4 @@
-"""A `twinbus serve` process to measure: how long it takes to be ready, its CPU and its memory (Linux)."""
+"""Runs a `twinbus serve` process and measures its start time, CPU and memory (Linux)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def cpu_of(process: int) -> float:
     """CPU seconds of a process so far, all threads."""
-    return time.clock_gettime((~process << 3) | 2)  # as clock_getcpuclockid(3) numbers the clocks
+    return time.clock_gettime((~process << 3) | 2)  # the clock id that clock_getcpuclockid(3) returns
 
 
 class Served:
-    """Namespaces as a TOML text says, with their data in `folder`; can be stopped and started again.
+    """A server process with a TOML configuration and its data in `folder`; can be restarted.
 
-    `source` is the folder of another twinbus than this one.
+    `source` is the source folder of another version of twinbus.
     """
 
     def __init__(self, folder: Path, config: str, source: Path | None = None) -> None:
@@ -37,18 +37,20 @@ class Served:
         self._environment = os.environ | ({"PYTHONPATH": str(source)} if source else {})
 
     def start(self) -> float:
-        """Serve; the seconds until it was ready."""
+        """Start the server; return the seconds until it was ready."""
         started = time.perf_counter()
         self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, env=self._environment)
         assert self.process.stdout is not None
         ready = json.loads(self.process.stdout.readline())
         namespaces = ready["namespaces"]
-        self.connection_strings: dict[str, str] = {name: one["connection_string"] for name, one in namespaces.items()}
+        self.connection_strings: dict[str, str] = {
+            name: namespace["connection_string"] for name, namespace in namespaces.items()
+        }
         self._control: dict[str, str] = ready["control"]
         return time.perf_counter() - started
 
     def control(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Ask the control port, for example for `namespaces/contoso/faults`."""
+        """Call the control API, for example `namespaces/contoso/faults`."""
         request = urllib.request.Request(
             f"{self._control['url']}/{path}",
             method=method,
@@ -60,7 +62,7 @@ class Served:
 
     @property
     def connection_string(self) -> str:
-        """That of the only namespace."""
+        """The connection string of the only namespace."""
         (only,) = self.connection_strings.values()
         return only
 
@@ -73,7 +75,7 @@ class Served:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE / 2**20
 
     def stop(self) -> float:
-        """The seconds until it was gone."""
+        """Stop the server; return the seconds until it ended."""
         started = time.perf_counter()
         self.process.terminate()
         self.process.wait(STOP_SECONDS)

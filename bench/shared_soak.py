@@ -1,13 +1,15 @@
-"""Shares one async sender for ten minutes, at 30 ms per send, with callers that are cancelled: `make bench-soak`.
+"""Soaks one shared async sender for ten minutes, with cancelled callers: `make bench-soak`.
+
+Each send takes 30 ms.
 
 *healthy*: nothing may be diverted, no event published, no call may fail, and memory may not grow.
 
-*outage*: after a tenth of the time the primary refuses connections, for half of the time; of ten backlog queues one is
+*outage*: after a tenth of the time the primary refuses connections, for half of the time. Of ten backlog queues one is
 deleted before that, one is disabled and one becomes full while the sender uses it. Every call that was not cancelled
-must be accepted. In the end the backlog is drained and everything received: nothing may be lost, and only messages
-whose first attempt was unclear may be there twice.
+must be accepted. At the end the backlog is drained and everything received: nothing may be lost, and only messages
+whose first attempt had no clear outcome may be duplicated.
 
-Ids are numbers, and what became of each is a byte that was there from the start, so that memory can be compared.
+Message ids are numbers, and the state of each is a preallocated byte, so that memory use can be compared.
 """
 
 from __future__ import annotations
@@ -33,31 +35,31 @@ from typing import Any
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode
 from bench.callers import percentile
 from bench.served import Served
+from proof.soak.soak_samples import Sample, courses_of, take_sample
 
 from twinbus import SendAvailabilityOptions, aio
 from twinbus.pairing.events import BacklogQueueRetired, Event
-from twinbus.pairing.failover import Route
-from twinbus.pairing.namespaces import Namespace
-from twinbus.proof.soak_samples import Sample, courses_of, look_at
+from twinbus.pairing.failover.entity_failover import Route
+from twinbus.pairing.namespace import Namespace
 
 QUEUE = "orders"
 BODY = b"x" * 256
 DELAY = 0.03
 CANCELLED_SHARE = 0.05
-#: Calls under way at the same time; with more the sender does not keep up, and the soak is over.
+#: Maximum of concurrent calls; with more the sender does not keep up, and the soak ends.
 MAX_CALLS = 5_000
-#: Seconds for the last calls to end, for something that should come soon, and for the drain.
-ENDING, SOON, DRAINING = 60.0, 60.0, 600.0
+#: Timeouts in seconds: for the last calls, for the effect of a fault, and for the drain.
+END_SECONDS, EFFECT_SECONDS, DRAIN_SECONDS = 60.0, 60.0, 600.0
 SAMPLE_EVERY = 1.0
 RECEIVE = 1_000
 
-# What became of a message.
+# States of a message.
 UNSENT, ACCEPTED, RETRIED, CANCELLED, FAILED = range(5)
 
 
 @dataclass
 class Report:
-    """What came of a scenario."""
+    """The result of a scenario. The field names are JSON keys."""
 
     scenario: str
     seconds: float
@@ -68,12 +70,12 @@ class Report:
     events: Counter[str] = field(default_factory=Counter)
     p50: float = 0.0
     p99: float = 0.0
-    #: Resident megabytes and sockets of this process: medians of the first and of the last third.
+    #: Resident megabytes and sockets of this process: medians of the first and last third.
     memory_first: float = 0.0
     memory_last: float = 0.0
     sockets_first: float = 0.0
     sockets_last: float = 0.0
-    #: Of accepted messages, and of cancelled ones those that arrived all the same.
+    #: Accepted messages that were lost or duplicated, and cancelled ones that arrived anyway.
     lost: int = 0
     duplicated: int = 0
     unexplained_duplicates: int = 0
@@ -90,8 +92,8 @@ class Report:
             ("memory, first / last third, MB", f"{self.memory_first:.1f} / {self.memory_last:.1f}"),
             ("sockets, first / last third", f"{self.sockets_first:.0f} / {self.sockets_last:.0f}"),
             ("lost", self.lost),
-            ("duplicated / of these not explained", f"{self.duplicated} / {self.unexplained_duplicates}"),
-            ("cancelled, but arrived", self.cancelled_but_arrived),
+            ("duplicated / unexplained", f"{self.duplicated} / {self.unexplained_duplicates}"),
+            ("cancelled but arrived", self.cancelled_but_arrived),
         ):
             print(f"  {label:38} {value}")
 
@@ -100,7 +102,7 @@ class Report:
 
 
 class Traffic:
-    """Calls of one shared sender at a steady rate, some of them cancelled."""
+    """Calls one shared sender at a steady rate, and cancels some calls."""
 
     def __init__(self, sender: aio.PairedSender, rate: float, seconds: float, seed: int) -> None:
         self._sender = sender
@@ -113,16 +115,16 @@ class Traffic:
         self._latencies = array("f", bytes(4 * count))
         self.sent = self.diverted = 0
         self.errors: Counter[str] = Counter()
-        #: The backlog queue that was used last.
+        #: The last used backlog queue.
         self.queue: str | None = None
 
     async def run(self) -> None:
-        """Send until the time is over, and wait for the last calls."""
+        """Send until the time is up, and wait for the last calls."""
         began = time.monotonic()
         for number in range(len(self.states)):
             await asyncio.sleep(max(0.0, began + number / self._rate - time.monotonic()))
             if len(self._calls) >= MAX_CALLS:
-                self.errors[f"more than {MAX_CALLS} calls under way"] += 1
+                self.errors[f"more than {MAX_CALLS} concurrent calls"] += 1
                 break
             call = asyncio.create_task(self._call(number))
             self._calls.add(call)
@@ -130,7 +132,7 @@ class Traffic:
             if self._random.random() < CANCELLED_SHARE:
                 asyncio.get_running_loop().call_later(self._random.uniform(0, DELAY), call.cancel)
         if self._calls:
-            _, late = await asyncio.wait(self._calls, timeout=ENDING)
+            _, late = await asyncio.wait(self._calls, timeout=END_SECONDS)
             self.errors.update(["a call that did not end"] * len(late))
 
     async def _call(self, number: int) -> None:
@@ -155,8 +157,8 @@ class Traffic:
         return sorted(seconds for seconds in self._latencies if seconds)
 
 
-class Stage:
-    """Two namespaces in a process, and what is done to them."""
+class NamespacePair:
+    """Two namespaces in one server process, and actions on them."""
 
     def __init__(self, folder: Path) -> None:
         self.server = Served(
@@ -174,7 +176,7 @@ class Stage:
         return self.server.connection_strings["standby"]
 
     async def fault(self, namespace: str, **fault: Any) -> str:
-        """Let something go wrong; returns what `end` takes."""
+        """Add a fault; return its path for `end`."""
         path = f"namespaces/{namespace}/faults"
         added = await asyncio.to_thread(self.server.control, "POST", path, fault)
         return f"{path}/{added['id']}"
@@ -193,16 +195,20 @@ class Stage:
             await admin.delete_queue(queue)
 
     def drain(self) -> None:
-        """Move the backlog to the primary. Raises `RuntimeError` if something is left."""
+        """Drain the backlog with `twinbus syphon`. Raises `RuntimeError` if it fails."""
         command = [sys.executable, "-m", "twinbus", "syphon", "--until-empty", "--primary-name", "contoso", "--json"]
         environment = os.environ | {"TWINBUS_PRIMARY": self.primary, "TWINBUS_SECONDARY": self.secondary}
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DRAINING, check=False)
-        if ran.returncode:
-            raise RuntimeError(f"the syphon ended with {ran.returncode}: {ran.stdout[-500:]} {ran.stderr[-500:]}")
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=DRAIN_SECONDS, check=False
+        )
+        if result.returncode:
+            raise RuntimeError(
+                f"the syphon failed with exit code {result.returncode}: {result.stdout[-500:]} {result.stderr[-500:]}"
+            )
 
     def arrivals(self, count: int) -> bytearray:
-        """Receive everything; how often each message arrived."""
-        found = bytearray(count)
+        """Receive everything; return the number of arrivals of each message."""
+        counts = bytearray(count)
         with (
             ServiceBusClient.from_connection_string(self.primary) as client,
             client.get_queue_receiver(QUEUE, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE) as receiver,
@@ -210,39 +216,39 @@ class Stage:
             while messages := receiver.receive_messages(RECEIVE, max_wait_time=2):
                 for message in messages:
                     number = int(message.message_id or "")
-                    found[number] = min(255, found[number] + 1)
-        return found
+                    counts[number] = min(255, counts[number] + 1)
+        return counts
 
 
-async def until(holds: Callable[[], bool], what: str) -> None:
-    """Raises `TimeoutError` if it does not come soon."""
-    async with asyncio.timeout(SOON):
-        while not holds():  # noqa: ASYNC110 - it comes of many small things
+async def until(holds: Callable[[], bool], event: str) -> None:
+    """Wait until `holds()` is true, and print the event. Raises `TimeoutError` if it takes too long."""
+    async with asyncio.timeout(EFFECT_SECONDS):
+        while not holds():  # noqa: ASYNC110 - there is no single event to wait for
             await asyncio.sleep(0.05)
-    print(f"  {what}", file=sys.stderr)
+    print(f"  {event}", file=sys.stderr)
 
 
 class Soak:
-    """One scenario with a client and a sender of its own."""
+    """Runs one scenario with its own client and sender."""
 
-    def __init__(self, stage: Stage, scenario: str, settings: argparse.Namespace) -> None:
-        self._stage = stage
+    def __init__(self, namespaces: NamespacePair, scenario: str, settings: argparse.Namespace) -> None:
+        self._namespaces = namespaces
         self._settings = settings
         self.report = Report(scenario, settings.seconds)
         self._samples: list[Sample] = []
 
     async def run(self) -> Report:
-        stage, settings, report = self._stage, self._settings, self.report
+        namespaces, settings, report = self._namespaces, self._settings, self.report
         is_outage = report.scenario == "outage"
-        slow = [await stage.fault(name, kind="slow", delay=DELAY, on=["send"]) for name in ("contoso", "standby")]
-        # The defaults in a soak of ten minutes, and as much shorter in a shorter one.
+        slow = [await namespaces.fault(name, kind="slow", delay=DELAY, on=["send"]) for name in ("contoso", "standby")]
+        # The defaults for ten minutes, proportionally shorter for a shorter soak.
         interval = max(1.0, min(60.0, settings.seconds / 10))
         options = SendAvailabilityOptions(failover_interval=interval, ping_primary_interval=interval)
-        async with aio.PairedServiceBusClient(stage.primary, stage.secondary, options) as client:
+        async with aio.PairedServiceBusClient(namespaces.primary, namespaces.secondary, options) as client:
             sender = client.get_queue_sender(QUEUE)
             if is_outage:
-                await self._delete_chosen(client, sender)
-            client.on_event(self._note)
+                await self._delete_used_queue(client, sender)
+            client.on_event(self._count_event)
             traffic = Traffic(sender, settings.rate, settings.seconds, settings.seed)
             async with self._sampling():
                 sending = asyncio.create_task(traffic.run())
@@ -253,15 +259,15 @@ class Soak:
                 finally:
                     sending.cancel()
         for fault in slow:
-            await stage.end(fault)
+            await namespaces.end(fault)
         self._count(traffic, is_outage)
         if is_outage:
-            await asyncio.to_thread(stage.drain)
-        self._compare(traffic.states, await asyncio.to_thread(stage.arrivals, len(traffic.states)))
+            await asyncio.to_thread(namespaces.drain)
+        self._compare(traffic.states, await asyncio.to_thread(namespaces.arrivals, len(traffic.states)))
         self._judge(is_outage)
         return report
 
-    def _note(self, event: Event) -> None:
+    def _count_event(self, event: Event) -> None:
         if isinstance(event, BacklogQueueRetired):
             self.report.events[f"BacklogQueueRetired: {type(event.error).__name__}"] += 1
         else:
@@ -271,7 +277,7 @@ class Soak:
     async def _sampling(self) -> AsyncIterator[None]:
         async def sample() -> None:
             while True:
-                self._samples.append(look_at(os.getpid()))
+                self._samples.append(take_sample(os.getpid()))
                 await asyncio.sleep(SAMPLE_EVERY)
 
         sampling = asyncio.create_task(sample())
@@ -280,41 +286,41 @@ class Soak:
         finally:
             sampling.cancel()
 
-    # ---- what goes wrong ----
+    # ---- faults ----
 
-    async def _delete_chosen(self, client: aio.PairedServiceBusClient, sender: aio.PairedSender) -> None:
-        """Delete the backlog queue that the sender has chosen, after a forced failover has shown which that is."""
+    async def _delete_used_queue(self, client: aio.PairedServiceBusClient, sender: aio.PairedSender) -> None:
+        """Delete the backlog queue that the sender uses, which a forced failover reveals."""
         client.fail_over(QUEUE)
         receipt = await sender.send_messages(ServiceBusMessage(BODY, message_id="0"))
         client.fail_back(QUEUE)
         assert receipt.queue is not None
-        await self._stage.delete(receipt.queue)
+        await self._namespaces.delete(receipt.queue)
         print(f"  deleted {receipt.queue}", file=sys.stderr)
 
     async def _outage(self, traffic: Traffic) -> None:
-        stage, seconds = self._stage, self._settings.seconds
+        namespaces, seconds = self._namespaces, self._settings.seconds
         await asyncio.sleep(seconds / 10)
-        # Refusing is about new connections; those that are there have to be cut as well.
-        outage = [await stage.fault("contoso", kind=kind) for kind in ("refuse", "reset")]
+        # "refuse" affects new connections only; open ones must be reset.
+        outage = [await namespaces.fault("contoso", kind=kind) for kind in ("refuse", "reset")]
         print("  the primary is down", file=sys.stderr)
         began = time.monotonic()
         await until(lambda: traffic.queue is not None, "the first message was diverted")
         await asyncio.sleep(seconds / 10)
         disabled = traffic.queue
         assert disabled is not None
-        await stage.set_status(disabled, "Disabled")
+        await namespaces.set_status(disabled, "Disabled")
         await until(lambda: traffic.queue != disabled, f"disabled {disabled}")
         await asyncio.sleep(seconds / 10)
         full = traffic.queue
-        await stage.fault("standby", kind="fill", entity=full)
+        await namespaces.fault("standby", kind="fill", entity=full)
         await until(lambda: traffic.queue != full, f"filled {full}")
         await asyncio.sleep(max(0.0, began + seconds / 2 - time.monotonic()))
         for fault in outage:
-            await stage.end(fault)
+            await namespaces.end(fault)
         print("  the primary is back", file=sys.stderr)
-        await stage.set_status(disabled, "Active")
+        await namespaces.set_status(disabled, "Active")
 
-    # ---- the end of it ----
+    # ---- results ----
 
     def _count(self, traffic: Traffic, is_outage: bool) -> None:
         report, latencies = self.report, traffic.latencies()
@@ -328,7 +334,9 @@ class Soak:
         for measure in ("memory",) if is_outage else ("memory", "sockets", "threads"):
             course = courses[measure]
             if not course.is_flat:
-                report.problems.append(f"{measure} grew to {course.last:.1f}, {course.allowed:.1f} would be flat")
+                report.problems.append(
+                    f"{measure}: expected at most {course.allowed:.1f} in the last third, got {course.last:.1f}"
+                )
 
     def _compare(self, states: bytearray, arrivals: bytearray) -> None:
         report = self.report
@@ -340,40 +348,45 @@ class Soak:
 
     def _judge(self, is_outage: bool) -> None:
         report = self.report
-        wrong = {
+        problem_counts = {
             f"{report.errors.total()} calls failed": report.errors.total(),
             f"{report.lost} messages lost": report.lost,
-            f"{report.unexplained_duplicates} messages twice after one attempt": report.unexplained_duplicates,
+            f"{report.unexplained_duplicates} messages duplicated after one attempt": report.unexplained_duplicates,
         }
         if not is_outage:
-            wrong[f"{report.diverted} messages diverted"] = report.diverted
-            wrong[f"{report.events.total()} events published"] = report.events.total()
+            problem_counts[f"{report.diverted} messages diverted"] = report.diverted
+            problem_counts[f"{report.events.total()} events published"] = report.events.total()
         elif len([name for name in report.events if name.startswith("BacklogQueueRetired")]) < 3:
-            report.problems.append("not all three of the bad backlog queues were met")
-        report.problems += [what for what, count in wrong.items() if count]
+            report.problems.append("expected the three broken backlog queues to be retired, got fewer")
+        report.problems += [problem for problem, count in problem_counts.items() if count]
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long to send in each scenario")
-    parser.add_argument("--rate", type=float, default=200.0, help="sends a second")
-    parser.add_argument("--seed", type=int, default=0, help="for the callers that are cancelled")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="seconds to send per scenario (default: %(default)s)"
+    )
+    parser.add_argument("--rate", type=float, default=200.0, help="sends per second (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed for cancelled callers")
     parser.add_argument("--scenario", choices=("healthy", "outage", "both"), default="both")
     settings = parser.parse_args()
     if not 30 <= settings.seconds <= 86_400 or not 1 <= settings.rate <= 2_000:
-        parser.error("--seconds must be from 30 to 86400, --rate from 1 to 2000")
+        parser.error(
+            f"expected --seconds from 30 to 86400, got {settings.seconds:g};"
+            f" expected --rate from 1 to 2000, got {settings.rate:g}"
+        )
     return settings
 
 
 def main() -> None:
     settings = arguments()
-    logging.disable(logging.CRITICAL)  # what goes wrong on purpose is no news
+    logging.disable(logging.CRITICAL)  # faults are injected on purpose
     reports = []
     for scenario in ("healthy", "outage") if settings.scenario == "both" else (settings.scenario,):
         with tempfile.TemporaryDirectory(prefix="twinbus-soak-") as folder:
-            stage = Stage(Path(folder))
-            with stage.server:
-                reports.append(asyncio.run(Soak(stage, scenario, settings).run()))
+            namespaces = NamespacePair(Path(folder))
+            with namespaces.server:
+                reports.append(asyncio.run(Soak(namespaces, scenario, settings).run()))
         reports[-1].show()
     print(json.dumps({report.scenario: report.to_json() for report in reports}))
     for report in reports:

@@ -1,8 +1,8 @@
-"""How fast the syphon on Spark is: a part of `make bench-pipeline`.
+"""Measures the speed of the syphon on Spark: a part of `make bench-pipeline`.
 
-The same backlog each time, in ten queues of one namespace, both namespaces `twinbus serve` processes: moved by
-`twinbus syphon --until-empty` in one process, and by Spark with 1, 2, 4 and 10 pumps. Both keep a ledger. Counted from
-the first look at the backlog to the end; the start of Python and of Spark is not.
+Moves the same backlog each time, in ten queues of one namespace; both namespaces are `twinbus serve` processes.
+Compares `twinbus syphon --until-empty` in one process with Spark with 1, 2, 4 and 10 pumps. Both keep a ledger. The
+time counts from the first look at the backlog to the end, without the start of Python and Spark.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from twinbus.pairing.envelope import wrap
-from twinbus.pipeline.drain.loop import Settings, SparkDrain
-from twinbus.pipeline.session import running_spark
+from twinbus.envelope.wrapping import wrap
+from twinbus.spark.drain.drain_loop import Settings, SparkDrain
+from twinbus.spark.session import running_spark
 from twinbus.syphon.connector import Side
 
 QUICK = bool(os.environ.get("QUICK"))
@@ -41,17 +41,17 @@ QUEUES = tuple(f"contoso/x-servicebus-transfer/{index}" for index in range(10))
 
 @dataclass
 class Samples:
-    """Messages a second: in one process, and by number of pumps on Spark."""
+    """Messages per second: in one process, and by number of pumps on Spark."""
 
     in_process: float = 0.0
     on_spark: dict[int, float] = field(default_factory=dict)
-    #: Seconds that Spark took to start, and slices that the drains had.
+    #: Start time of Spark in seconds, and slices of each drain.
     start_seconds: float = 0.0
     slices: dict[int, int] = field(default_factory=dict)
 
 
 class Bench:
-    """The two namespaces, and links to the backlog that stay open."""
+    """The two namespaces, with open links to the backlog."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
@@ -81,49 +81,51 @@ class Bench:
             "TWINBUS_SECONDARY": self._secondary.connection_string,
             "TWINBUS_LEDGER": str(self._folder / "ledger"),
         }
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=1800)
-        result = json.loads(ran.stdout.splitlines()[-1])
+        completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=1800)
+        result = json.loads(completed.stdout.splitlines()[-1])
         return _rate("the process", result["moved"], result["seconds"])
 
     def on_spark(self, spark: SparkSession, pumps: int, count: int) -> tuple[float, int]:
         self.fill(count)
         primary, secondary = (
-            Side.from_connection_string(one.connection_string) for one in (self._primary, self._secondary)
+            Side.from_connection_string(server.connection_string) for server in (self._primary, self._secondary)
         )
         settings = Settings(pairing="contoso", pumps=pumps, ledger=str(self._folder / "ledger"))
         report = asyncio.run(SparkDrain(spark, primary, secondary, QUEUES, settings).run())
         if report.drain.total.moved != count:
-            raise RuntimeError(f"{report.drain.total.moved} of {count} messages were moved")
+            raise RuntimeError(f"expected {count} moved messages, got {report.drain.total.moved}")
         return count / report.drain.seconds, report.slices
 
 
-def _rate(who: str, moved: int, seconds: float) -> float:
+def _rate(drain: str, moved: int, seconds: float) -> float:
     if moved != MESSAGES:
-        raise RuntimeError(f"{who} moved {moved} of {MESSAGES} messages")
+        raise RuntimeError(f"{drain}: expected {MESSAGES} moved messages, got {moved}")
     return moved / seconds
 
 
 def measure(folder: Path) -> Samples:
-    """One run of each; before it, each kind of drain warms up on a few messages."""
+    """Measure one run of each; Spark warms up on a few messages first."""
     folder.mkdir(exist_ok=True)
     samples = Samples()
     with ExitStack() as stack:
         bench = Bench(folder, stack)
         samples.in_process = bench.in_process()
-        print(f"in one process: {samples.in_process:,.0f} messages a second", file=sys.stderr)
+        print(f"in one process: {samples.in_process:,.0f} messages per second", file=sys.stderr)
         started = time.perf_counter()
         with running_spark(slots=max(PUMPS) + 2) as spark:
             samples.start_seconds = time.perf_counter() - started
             bench.on_spark(spark, max(PUMPS), 1_000)
             for pumps in PUMPS:
                 samples.on_spark[pumps], samples.slices[pumps] = bench.on_spark(spark, pumps, MESSAGES)
-                print(f"Spark, {pumps} pumps: {samples.on_spark[pumps]:,.0f} messages a second", file=sys.stderr)
+                print(f"Spark, {pumps} pumps: {samples.on_spark[pumps]:,.0f} messages per second", file=sys.stderr)
     return samples
 
 
 def report(samples: Samples, console: Console) -> dict[str, float]:
-    """Print the table, and return the ratios."""
-    table = Table(title=f"moving {MESSAGES:,} messages of {SIZE} bytes home from {len(QUEUES)} queues, with a ledger")
+    """Print the table; return the ratios."""
+    table = Table(
+        title=f"moving {MESSAGES:,} messages of {SIZE} bytes from {len(QUEUES)} backlog queues, with a ledger"
+    )
     for heading in ("", "messages/s", "/ one process", "slices"):
         table.add_column(heading, justify="left" if not heading else "right")
     table.add_row("twinbus syphon, one process", f"{samples.in_process:,.0f}", "1.00", "")
@@ -131,7 +133,7 @@ def report(samples: Samples, console: Console) -> dict[str, float]:
         name = f"twinbus syphon --spark, {pumps} pump{'s' if pumps > 1 else ''}"
         table.add_row(name, f"{rate:,.0f}", f"{rate / samples.in_process:.2f}", str(samples.slices[pumps]))
     console.print(table)
-    console.print(f"Spark started in {samples.start_seconds:.1f} s, which is not counted; {os.cpu_count()} cores")
+    console.print(f"Spark start: {samples.start_seconds:.1f} s, not included; {os.cpu_count()} cores")
     first = samples.on_spark[PUMPS[0]]
     return {
         **{f"spark_{n}_over_process": round(rate / samples.in_process, 3) for n, rate in samples.on_spark.items()},

@@ -1,8 +1,8 @@
-"""How fast the syphon is: a part of `make bench-pairing`.
+"""Measures the speed of the syphon: a part of `make bench-pairing`.
 
-In interleaved rounds over the same namespaces, two `twinbus serve` processes: `twinbus syphon --until-empty` as a
-process of its own; a plain loop over the SDK that receives, sends and completes one message after the other; the SDK
-receiving batches of 100 and doing nothing else; and raw frames into the primary, sent as fast as it takes them.
+Compares in interleaved rounds over the same two `twinbus serve` processes: `twinbus syphon --until-empty` as a process;
+a plain SDK loop that receives, sends and completes one message at a time; the SDK only receiving batches of 100; and
+raw frames into the primary, as fast as it accepts them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
-from twinbus.pairing.envelope import wrap
+from twinbus.envelope.wrapping import wrap
 
 QUICK = bool(os.environ.get("QUICK"))
 ROUNDS = 1 if QUICK else 3
-MOVED = 4_000 if QUICK else 40_000  # messages that the syphon moves in a round
+MOVED = 4_000 if QUICK else 40_000  # messages per round of the syphon
 LOOPED = 200 if QUICK else 1_500  # messages of the plain loop
 RECEIVED = 1_000 if QUICK else 10_000  # messages that the SDK only receives
 SIZE = 1024
@@ -39,32 +39,32 @@ BACKLOG = "contoso/x-servicebus-transfer/0"
 
 
 def served(name: str, queues: tuple[str, ...], folder: Path) -> Served:
-    """A process with one namespace, which is to be started."""
+    """A server process with one namespace, not started yet."""
     config = f'durability = "normal"\n[namespaces.{name}]\nport = 0\nqueues = {json.dumps(queues)}\n'
     return Served(folder / name, config)
 
 
 @dataclass
 class Samples:
-    """Messages a second of each way, and the CPU seconds a message of the syphon and of the two brokers."""
+    """Messages per second of each method, and CPU seconds per message of the syphon and of both namespaces."""
 
     rates: dict[str, list[float]] = field(default_factory=dict)
     pump_cpu: list[float] = field(default_factory=list)
     broker_cpu: list[float] = field(default_factory=list)
 
-    def add(self, way: str, count: int, seconds: float) -> None:
-        self.rates.setdefault(way, []).append(count / seconds)
+    def add(self, method: str, count: int, seconds: float) -> None:
+        self.rates.setdefault(method, []).append(count / seconds)
 
 
 class Bench:
-    """The two namespaces, with links that stay open."""
+    """The two namespaces, with open links."""
 
     def __init__(self, primary: Served, secondary: Served, stack: ExitStack) -> None:
         self.primary = primary
         self.secondary = secondary
         clients = [
-            stack.enter_context(ServiceBusClient.from_connection_string(one.connection_string))
-            for one in (primary, secondary)
+            stack.enter_context(ServiceBusClient.from_connection_string(server.connection_string))
+            for server in (primary, secondary)
         ]
         self.to_backlog = stack.enter_context(clients[1].get_queue_sender(BACKLOG))
         self.from_backlog = stack.enter_context(clients[1].get_queue_receiver(BACKLOG))
@@ -82,7 +82,7 @@ class Bench:
             self.to_backlog.send_messages(batch)
 
     def syphon(self, samples: Samples) -> None:
-        """What `twinbus syphon --until-empty` reports: the seconds of the drain, without the start of Python."""
+        """Measure `twinbus syphon --until-empty` by its own report, without the start of Python."""
         self.fill(MOVED)
         command = [sys.executable, "-m", "twinbus", "syphon", "--until-empty", "--queues", "1", "--json"]
         environment = os.environ | {
@@ -90,11 +90,11 @@ class Bench:
             "TWINBUS_SECONDARY": self.secondary.connection_string,
         }
         before, brokers = resource.getrusage(resource.RUSAGE_CHILDREN), self._brokers_cpu()
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
+        completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        result = json.loads(ran.stdout.splitlines()[-1])
+        result = json.loads(completed.stdout.splitlines()[-1])
         if result["moved"] != MOVED:
-            raise RuntimeError(f"{result['moved']} of {MOVED} messages were moved")
+            raise RuntimeError(f"expected {MOVED} moved messages, got {result['moved']}")
         samples.add("syphon", MOVED, result["seconds"])
         used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         samples.pump_cpu.append(used / MOVED)
@@ -104,7 +104,7 @@ class Bench:
         return self.primary.cpu() + self.secondary.cpu()
 
     def plain_loop(self, samples: Samples) -> None:
-        """What somebody would write with the SDK alone. It loses types on the way."""
+        """Measure a loop with the SDK alone, which loses AMQP types."""
         self.fill(LOOPED)
         count, start = 0, time.perf_counter()
         while count < LOOPED:
@@ -115,7 +115,7 @@ class Bench:
         samples.add("plain SDK loop", LOOPED, time.perf_counter() - start)
 
     def sdk_receive(self, samples: Samples) -> None:
-        """Only receiving, in batches; settling is not counted."""
+        """Measure only receiving, in batches; settling is not counted."""
         self.fill(RECEIVED)
         messages: list[ServiceBusReceivedMessage] = []
         start = time.perf_counter()
@@ -126,7 +126,7 @@ class Bench:
             self.from_backlog.complete_message(message)
 
     def raw_frames(self, samples: Samples) -> None:
-        """The most that the primary takes from one connection."""
+        """Measure the maximum rate of the primary on one connection."""
         with RawClient(self.primary.connection_string) as client:
             client.attach_sender(DESTINATIONS[1])
             start = time.perf_counter()
@@ -135,13 +135,13 @@ class Bench:
 
 
 def measure(folder: Path) -> Samples:
-    """All rounds; the first warms up and is not counted."""
+    """Measure all rounds; the first is a warm-up."""
     folder.mkdir(exist_ok=True)
     with ExitStack() as stack:
         primary = stack.enter_context(served("contoso", DESTINATIONS, folder))
         secondary = stack.enter_context(served("standby", (BACKLOG,), folder))
         bench = Bench(primary, secondary, stack)
-        ways: tuple[Callable[[Samples], None], ...] = (
+        methods: tuple[Callable[[Samples], None], ...] = (
             bench.syphon,
             bench.plain_loop,
             bench.sdk_receive,
@@ -149,24 +149,26 @@ def measure(folder: Path) -> Samples:
         )
         samples = Samples()
         for number in range(ROUNDS + 1):
-            kept = samples if number else Samples()
-            for way in ways:
-                way(kept)
+            round_samples = samples if number else Samples()
+            for method in methods:
+                method(round_samples)
             print(f"syphon, round {number} of {ROUNDS}", file=sys.stderr)
     return samples
 
 
 def report(samples: Samples, console: Console) -> dict[str, float]:
-    """Print the table, and return the ratios."""
-    rates = {way: statistics.median(found) for way, found in samples.rates.items()}
-    table = Table(title=f"moving {SIZE} byte messages home, median of {ROUNDS} rounds")
+    """Print the table; return the ratios."""
+    rates = {method: statistics.median(values) for method, values in samples.rates.items()}
+    table = Table(title=f"moving {SIZE} byte messages from the backlog, median of {ROUNDS} rounds")
     for heading in ("", "messages/s", "syphon / this"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for way, rate in rates.items():
-        table.add_row(way, f"{rate:,.0f}", f"{rates['syphon'] / rate:.2f}")
+    for method, rate in rates.items():
+        table.add_row(method, f"{rate:,.0f}", f"{rates['syphon'] / rate:.2f}")
     console.print(table)
     pump, broker = statistics.median(samples.pump_cpu), statistics.median(samples.broker_cpu)
-    console.print(f"CPU a message: syphon {pump * 1e6:.0f} µs (its start included), both brokers {broker * 1e6:.0f} µs")
+    console.print(
+        f"CPU per message: syphon {pump * 1e6:.0f} µs (with its start), both namespaces {broker * 1e6:.0f} µs"
+    )
     return {
         "syphon_over_plain_loop": round(rates["syphon"] / rates["plain SDK loop"], 2),
         "syphon_over_sdk_receive": round(rates["syphon"] / rates["SDK batch receive alone"], 2),

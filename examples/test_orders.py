@@ -8,7 +8,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from twinbus import BacklogUnavailableError, PairedServiceBusClient, Route, SendAvailabilityOptions
-from twinbus.broker import Fault, Kind
+from twinbus.emulator import Fault, FaultKind
 from twinbus.testing import TwinNamespaces
 
 
@@ -29,7 +29,7 @@ def test_an_order_is_accepted_in_an_outage(client: PairedServiceBusClient, twinb
 
 
 def test_a_throttled_order_is_tried_again(client: PairedServiceBusClient, twinbus_namespaces: TwinNamespaces) -> None:
-    fault = twinbus_namespaces.primary.add_fault(Fault(Kind.THROTTLE, "orders", count=1))
+    fault = twinbus_namespaces.primary.add_fault(Fault(FaultKind.THROTTLE, "orders", count=1))
     with client.get_queue_sender("orders") as sender:
         assert sender.send_messages(ServiceBusMessage("order 1")).route is Route.PRIMARY
     assert fault.fired == 1

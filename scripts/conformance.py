@@ -1,7 +1,7 @@
-"""Run Microsoft's live tests of the Service Bus SDK against an embedded namespace: `make conformance`.
+"""Runs Microsoft's live tests of the Service Bus SDK against an embedded namespace: `make conformance`.
 
-Gets the SDK's source distribution, which contains its tests, into `.conformance/`, starts `twinbus serve` on a
-free port, and runs the harness on it. Arguments go to the harness (`make conformance ARGS="--fast"`).
+Downloads the SDK's source distribution, which contains the tests, to `.conformance/`, starts `twinbus serve` on a free
+port, and runs the harness on it. Arguments are passed to the harness (`make conformance ARGS="--fast"`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def sdk_tests() -> Path:
 
 def main() -> int:
     if not (HARNESS / "run").is_file():
-        print(f"no conformance harness in {HARNESS}; set TWINBUS_CONFORMANCE to its folder", file=sys.stderr)
+        print(f"conformance harness not found in {HARNESS}; set TWINBUS_CONFORMANCE to its folder", file=sys.stderr)
         return 2
     tests = sdk_tests()
     with tempfile.TemporaryDirectory(prefix="twinbus-conformance-") as data:

@@ -1,10 +1,7 @@
-"""Sees to it that the fault matrix can set clocks: with a libfaketime that is installed, else with one of Debian's
-packages, unpacked into the virtual environment.
+"""Installs libfaketime for the fault matrix, unless it is installed: `python scripts/faketime.py`.
 
-    python scripts/faketime.py
-
-It needs no rights: nothing is installed on the machine. Where there can be none (another system, no network) it says
-so: the cells in which clocks jump are then left out.
+Unpacks a Debian package into the virtual environment; needs no root rights. If that is impossible (other system, no
+network) it says so, and the clock cells of the matrix are skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from twinbus.proof.matrix_processes import FAKETIME_HOME, faketime_library
+from proof.matrix.namespace_processes import FAKETIME_FOLDER, faketime_library
 
 PACKAGE = "libfaketime"
 SECONDS = 120
@@ -24,29 +21,29 @@ def main() -> None:
     if faketime_library() is not None:
         return
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        _say_why_not("there is no apt-get here: install libfaketime, or name it in TWINBUS_FAKETIME")
+        _print_reason("apt-get not found: install libfaketime, or set TWINBUS_FAKETIME to its path")
         return
     try:
-        _get()
+        _download()
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        shutil.rmtree(FAKETIME_HOME, ignore_errors=True)
-        _say_why_not(str(error))
+        shutil.rmtree(FAKETIME_FOLDER, ignore_errors=True)
+        _print_reason(str(error))
 
 
-def _get() -> None:
+def _download() -> None:
     with tempfile.TemporaryDirectory() as folder:
         download = ["apt-get", "-qq", "download", PACKAGE]
-        done = subprocess.run(download, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
+        result = subprocess.run(download, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
         packages = list(Path(folder).glob("*.deb"))
         if not packages:
-            raise ValueError(done.stderr.strip() or f"apt-get knows no package {PACKAGE}")
-        subprocess.run(["dpkg-deb", "-x", str(packages[0]), str(FAKETIME_HOME)], check=True, timeout=SECONDS)
+            raise ValueError(result.stderr.strip() or f"apt-get found no package {PACKAGE}")
+        subprocess.run(["dpkg-deb", "-x", str(packages[0]), str(FAKETIME_FOLDER)], check=True, timeout=SECONDS)
     if faketime_library() is None:
-        raise ValueError(f"the package {PACKAGE} has no library where it is expected")
+        raise ValueError(f"no libfaketime.so.1 in the package {PACKAGE}")
 
 
-def _say_why_not(reason: str) -> None:
-    print(f"no libfaketime, so the cells in which clocks jump are left out: {reason}")
+def _print_reason(reason: str) -> None:
+    print(f"libfaketime not available, clock cells of the matrix are skipped: {reason}")
 
 
 if __name__ == "__main__":

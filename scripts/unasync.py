@@ -1,7 +1,7 @@
-"""Write the synchronous twin of every asynchronous module: `make generate`; with `--check`, see that it is current.
+"""Generates the synchronous twin of every asynchronous module: `make generate`; `--check` only compares.
 
-Each module in a folder `_async` has one of the same name in the folder `_sync` next to it. A module that says
-"# unasync: by hand" has a counterpart that somebody wrote.
+Each module in a folder `_async` gets one of the same name in the folder `_sync` next to it. A module that contains
+"# unasync: by hand" has a counterpart written by hand.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ REPLACEMENTS = [
 ]
 
 
-def translated(source: str) -> str:
-    """The same module without `async` and `await`."""
+def translate(source: str) -> str:
+    """Translate a module: remove `async` and `await`."""
     for pattern, replacement in REPLACEMENTS:
         source = pattern.sub(replacement, source)
     return source
 
 
-def formatted(source: str, path: Path) -> str:
-    """Imports sorted and lines folded as everywhere else, for many have become shorter."""
+def format_source(source: str, path: Path) -> str:
+    """Sort imports and reformat, because many lines became shorter."""
     for command in (["check", "--fix", "--exit-zero"], ["format"]):
         source = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename", str(path), "-"],
@@ -60,7 +60,7 @@ def formatted(source: str, path: Path) -> str:
 
 
 def twins() -> dict[Path, str]:
-    """What each generated file must hold."""
+    """The expected content of each generated file."""
     expected = {}
     for module in sorted((ROOT / "src").rglob("_async/*.py")):
         source = module.read_text()
@@ -68,7 +68,7 @@ def twins() -> dict[Path, str]:
             continue
         twin = module.parent.parent / "_sync" / module.name
         header = HEADER.format(module.relative_to(ROOT / "src" / "twinbus").as_posix())
-        expected[twin] = formatted(header + translated(source), twin)
+        expected[twin] = format_source(header + translate(source), twin)
     return expected
 
 
@@ -82,7 +82,7 @@ def main() -> int:
         stale += 1
         name = str(twin.relative_to(ROOT))
         if is_check:
-            print(f"{name} is not current: make generate", file=sys.stderr)
+            print(f"{name} is out of date: run `make generate`", file=sys.stderr)
             changes = difflib.unified_diff(current.splitlines(True), text.splitlines(True), name, "generated")
             sys.stderr.writelines(changes)
         else:

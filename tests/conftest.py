@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Test configuration: Hypothesis profile, slow markers, and the distribution of tests over workers."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-# A deadline per example measures the machine, not the code; pytest-timeout bounds the whole test.
+# A deadline per example would measure the machine, not the code; pytest-timeout bounds the whole test.
 settings.register_profile("twinbus", deadline=None, print_blob=True)
 settings.load_profile("twinbus")
 
-# The Sparks of tests live for minutes at most. Java's second compiler would take the cores from them and not pay off.
+# Spark sessions of tests live for minutes at most, too short for Java's second compiler to pay off.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
-#: The tests in the first share one Spark, which takes many seconds to start. Those in the second start their own, with
-#: executors: more than one of these at a time would be too much for a small machine.
-ONE_AFTER_THE_OTHER = ("tests/pipeline/", "tests/spark/")
-#: `make test-fast` leaves these out as a whole: they start processes and other clients, or play an outage through.
+#: Tests in the first folder share one Spark session, which starts slowly. Those in the second start their own, with
+#: executors; a small machine can run only one at a time.
+SERIAL_FOLDERS = ("tests/pipeline/", "tests/spark/")
+#: `make test-fast` skips these folders: they start processes and other clients, or run through an outage.
 SLOW_FOLDERS = tuple(
     f"tests/{name}/" for name in ("interop", "live", "outage", "pipeline/drain", "proof", "security", "spark", "spec")
 )
-#: These need no Spark: reports read results without it.
+#: Needs no Spark: reports read results without it.
 WITHOUT_SPARK = "tests/pipeline/report/"
 
 
 def folder_of_spark(nodeid: str) -> str | None:
-    """The folder whose tests all run on the same worker, if the test is in one."""
+    """The serial folder of a test, or `None`."""
     if nodeid.startswith(WITHOUT_SPARK):
         return None
-    return next((folder for folder in ONE_AFTER_THE_OTHER if nodeid.startswith(folder)), None)
+    return next((folder for folder in SERIAL_FOLDERS if nodeid.startswith(folder)), None)
 
 
-class ModulesAndSpark(LoadScopeScheduling):
-    """Every module stays on one worker, as `--dist loadscope` has it, and all that share Spark on the same one."""
+class ModuleAndSparkScheduling(LoadScopeScheduling):
+    """Keeps each module on one worker, as `--dist loadscope` does, and each serial folder on one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         return folder_of_spark(nodeid) or super()._split_scope(nodeid)
@@ -45,16 +45,16 @@ class ModulesAndSpark(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
     if config.getvalue("dist") != "loadscope":
         return None
-    config.option.loadscopereorder = False  # by the number of tests; ours is below
-    return ModulesAndSpark(config, log)
+    config.option.loadscopereorder = False  # it orders by number of tests; see below for our order
+    return ModuleAndSparkScheduling(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long begins first, so that no worker is left with it when the others have ended."""
+    """Mark slow tests, and start them first, so that no worker is left with one at the end."""
     for item in items:
         if item.nodeid.startswith(SLOW_FOLDERS):
             item.add_marker(pytest.mark.slow)
-    if hasattr(config, "workerinput"):  # else there is one process, and the order is as good as any
+    if hasattr(config, "workerinput"):  # with a single process the order does not matter
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: (folder_of_spark(item.nodeid) is None, item.path not in slow))

@@ -1,4 +1,4 @@
-"""A real HTTP proxy for tests: it opens tunnels on CONNECT, on a thread of its own."""
+"""Test helper: a real HTTP proxy that opens tunnels on CONNECT, in its own thread."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-PATIENCE = 60.0
+WAIT_SECONDS = 60.0
 
 #: A host and a port.
 Address = tuple[str, int]
 
 
 class ConnectProxy:
-    """Tunnels to the addresses of `routes`, which may be names that only this proxy knows, and to nothing else.
+    """Opens tunnels to the addresses in `routes` only; host names there need not exist elsewhere.
 
-    With a `login` ("user", "password") it asks for it. `strike` cuts all tunnels, and from then on it answers every
-    request with a status, or hangs and answers none. `stop` closes its port as well. `mend` ends both.
+    With a `login` (user, password) it requires authentication. `break_tunnels` cuts all tunnels, and from then on the
+    proxy answers every request with a status, or never. `stop` also closes its port. `repair` ends both.
     """
 
     def __init__(self, routes: dict[Address, Address], login: tuple[str, str] | None = None) -> None:
@@ -31,7 +31,7 @@ class ConnectProxy:
         self._listening: asyncio.Task[None] | None = None
         self._open: set[asyncio.Task[None]] = set()
         self.port = 0
-        #: The addresses that tunnels were opened to, one for each.
+        #: The address of each opened tunnel.
         self.tunnels: list[Address] = []
         self._refuse_with: int | None = None
         self._hangs = False
@@ -46,22 +46,27 @@ class ConnectProxy:
     ) -> None:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
+        self._thread.join(WAIT_SECONDS)
         self._loop.close()
 
-    def strike(self, *, refuse_with: int | None = None, hangs: bool = False) -> None:
+    @property
+    def open_tunnels(self) -> int:
+        """Number of tunnels whose sockets are still open in this process."""
+        return len(self._open)
+
+    def break_tunnels(self, *, refuse_with: int | None = None, hangs: bool = False) -> None:
         self._refuse_with, self._hangs = refuse_with, hangs
         self._run(self._cut())
 
     def stop(self) -> None:
         self._run(self._stop())
 
-    def mend(self) -> None:
-        self.strike()
+    def repair(self) -> None:
+        self.break_tunnels()
         self._run(self._start())
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_SECONDS)
 
     async def _start(self) -> None:
         if self._listening is None:
@@ -89,8 +94,8 @@ class ConnectProxy:
                 accepted, _ = await self._loop.sock_accept(listener)
                 task = asyncio.create_task(self._accept(accepted))
                 self._open.add(task)
-                task.add_done_callback(self._open.discard)
                 task.add_done_callback(lambda _, accepted=accepted: accepted.close())
+                task.add_done_callback(self._open.discard)
 
     async def _accept(self, accepted: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=accepted)
@@ -121,7 +126,7 @@ class ConnectProxy:
         try:
             await _answer(writer, 200)
             self.tunnels.append(address)
-            await _either(_copy(reader, far_writer), _copy(far_reader, writer))
+            await _run_until_first_ends(_copy(reader, far_writer), _copy(far_reader, writer))
         finally:
             far_writer.transport.abort()
 
@@ -138,9 +143,9 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await writer.drain()
 
 
-async def _either(*work: Coroutine[Any, Any, None]) -> None:
-    """Run both until one ends."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+async def _run_until_first_ends(*work: Coroutine[Any, Any, None]) -> None:
+    """Run the coroutines until one ends, then cancel the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.broker import Namespace, NamespaceConfig
+from twinbus.emulator import Namespace, NamespaceConfig
 from twinbus.pairing.sdk.version import INSTALLED, Version, has_option
 
 #: The oldest version that twinbus supports.

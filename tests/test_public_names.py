@@ -11,7 +11,8 @@ import pytest
 
 import twinbus
 import twinbus.aio
-from twinbus.pairing import errors, events
+from twinbus.pairing import events
+from twinbus.pairing import pairing_errors as errors
 
 PUBLIC_NAMES = [
     "ApplicationErrors",

@@ -1,3 +1,3 @@
-"""`make live`: a drill against two real namespaces, for everything about the service that an emulation cannot prove."""
+"""Checks two real namespaces for what an emulator cannot prove about the service: `make live`."""
 
 from __future__ import annotations

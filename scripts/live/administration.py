@@ -1,4 +1,4 @@
-"""Names, paths and the backlog queues, as the administration API has them."""
+"""Checks names, paths and backlog queues through the administration API."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from twinbus.aio import PairedServiceBusClient
-from twinbus.pairing.administration import FOR_EVER
-from twinbus.pairing.backlog import MAX_DELIVERY_COUNT, refused_properties, unexpected_properties
+from twinbus.pairing.backlog.administration import FOR_EVER
+from twinbus.pairing.backlog.provisioning import MAX_DELIVERY_COUNT, refused_properties, unexpected_properties
 from twinbus.pairing.events import BacklogWarning, Event
-from twinbus.pairing.naming import backlog_path
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.servicebus.entity_paths import backlog_path
 
-from .checks import Seen, check
+from .checks import Findings, check
 from .drill import Drill, Site
-from .messages import encoded
+from .messages import encode_message
 
-# What a backlog queue is made with, in the words of the API.
+# Properties of a new backlog queue, by their names in the API.
 BACKLOG = {
     "MaxSizeInMegabytes": "5120",
     "MaxDeliveryCount": "2147483647",
@@ -26,61 +26,61 @@ BACKLOG = {
     "DeadLetteringOnMessageExpiration": "true",
     "EnableBatchedOperations": "true",
 }
-# When it was last changed or used, and how full it is: not what a queue is made with.
+# Runtime values, which change with use.
 _RUNTIME = ("AccessedAt", "UpdatedAt", "SizeInBytes", "MessageCount", "CountDetails")
 
 
-async def described_queue(site: Site, path: str) -> dict[str, str]:
-    """The properties of a queue as they were on the wire: the SDK rounds durations."""
+async def queue_properties(site: Site, path: str) -> dict[str, str]:
+    """The properties of a queue as sent by the service, because the SDK rounds durations."""
     elements: list[Element] = []
 
-    def kept(_: Any, element: Element, __: Any) -> Element:
+    def keep(_: Any, element: Element, __: Any) -> Element:
         elements.append(element)
         return element
 
-    await site.admin.get_queue(path, cls=kept)
-    found: dict[str, str] = {}
+    await site.admin.get_queue(path, cls=keep)
+    properties: dict[str, str] = {}
     for element in elements[0].iter():
         name = element.tag.rpartition("}")[2]
         if element.text and not len(element):
-            found.setdefault(name, element.text.strip())
-    return found
+            properties.setdefault(name, element.text.strip())
+    return properties
 
 
 @check("the namespace's own name", "the first label of its host, and a name that a backlog queue's path can begin with")
-async def own_name(drill: Drill, seen: Seen) -> None:
+async def own_name(drill: Drill, findings: Findings) -> None:
     for role, site in zip(("primary", "secondary"), drill.sites, strict=True):
         properties = await site.admin.get_namespace_properties()
         expected = site.namespace.name
         if expected is not None:
-            seen.value(f"{role}:", properties.name, expected)
+            findings.expect_equal(f"{role}:", properties.name, expected)
         path = backlog_path(properties.name, 0)
-        seen.that(path.startswith(properties.name), f"{role} {properties.messaging_sku}, its backlog is {path}")
+        findings.expect(path.startswith(properties.name), f"{role} {properties.messaging_sku}, its backlog is {path}")
 
 
 @check(
-    "backlog queues are made as specified",
-    "every property that was asked for comes back to the letter, the rest are defaults",
+    "backlog queues are created as specified",
+    "every requested property is returned unchanged, the rest are defaults",
 )
-async def backlog_properties(drill: Drill, seen: Seen) -> None:
-    name, site = f"{drill.prefix}-made", drill.at_secondary
-    paths = site.backlog(name, 2)
-    async with PairedServiceBusClient(drill.primary, drill.secondary, options_for(drill, name, 2)):
+async def backlog_properties(drill: Drill, findings: Findings) -> None:
+    primary_name, site = f"{drill.prefix}-made", drill.at_secondary
+    paths = site.backlog(primary_name, 2)
+    async with PairedServiceBusClient(drill.primary, drill.secondary, options_for(drill, primary_name, 2)):
         pass
     for path in paths:
-        found = await described_queue(site, path)
-        for one, expected in BACKLOG.items():
-            if found.get(one) != expected:
-                seen.value(f"{path} {one}", found.get(one), expected)
+        properties = await queue_properties(site, path)
+        for name, expected in BACKLOG.items():
+            if properties.get(name) != expected:
+                findings.expect_equal(f"{path} {name}", properties.get(name), expected)
         queue = await site.admin.get_queue(path)
-        others = [(one, value) for one, value, _ in (*refused_properties(queue), *unexpected_properties(queue))]
+        others = [(name, value) for name, value, _ in (*refused_properties(queue), *unexpected_properties(queue))]
         if others:
-            seen.value(f"{path} also", others, [])
-    seen.that(not seen.is_different, f"{len(paths)} queues as asked for")
+            findings.expect_equal(f"{path} also", others, [])
+    findings.expect(not findings.has_difference, f"{len(paths)} queues as requested")
 
 
-@check("an existing backlog queue is left alone", "used as it is, with a warning; a second start changes nothing")
-async def existing_queue(drill: Drill, seen: Seen) -> None:
+@check("an existing backlog queue is left alone", "used with a warning, unchanged even after a second start")
+async def existing_queue(drill: Drill, findings: Findings) -> None:
     name, site = f"{drill.prefix}-kept", drill.at_secondary
     paths = site.backlog(name, 2)
     await site.admin.create_queue(
@@ -91,43 +91,45 @@ async def existing_queue(drill: Drill, seen: Seen) -> None:
         max_size_in_megabytes=1024,
         user_metadata="the owner's",
     )
-    before = await described_queue(site, paths[0])
+    before = await queue_properties(site, paths[0])
     events: list[Event] = []
     for _ in range(2):
         client = PairedServiceBusClient(drill.primary, drill.secondary, options_for(drill, name, 2))
         client.on_event(events.append)
         async with client:
             listed = await client.list_backlog()
-    after = await described_queue(site, paths[0])
-    changed = [one for one in before.keys() | after.keys() if before.get(one) != after.get(one)]
-    seen.value("changed", sorted(one for one in changed if one not in _RUNTIME), [])
-    about = {event.message.split()[0] for event in events if isinstance(event, BacklogWarning)}
-    seen.value("warned of", sorted(about), ["dead_lettering_on_message_expiration", "max_size_in_megabytes"])
-    seen.value("queues listed", [queue.index for queue in listed], [0, 1])
+    after = await queue_properties(site, paths[0])
+    changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    findings.expect_equal("changed", sorted(name for name in changed if name not in _RUNTIME), [])
+    warned = {event.message.split()[0] for event in events if isinstance(event, BacklogWarning)}
+    findings.expect_equal(
+        "warned of", sorted(warned), ["dead_lettering_on_message_expiration", "max_size_in_megabytes"]
+    )
+    findings.expect_equal("queues listed", [queue.index for queue in listed], [0, 1])
 
 
 @check("a path with slashes, in any case", "both clients reach the same queue by every spelling")
-async def paths(drill: Drill, seen: Seen) -> None:
+async def paths(drill: Drill, findings: Findings) -> None:
     site = drill.at_primary
     path = await site.queue("slashes/b-c/D.e_f")
     async with site.exchange(path) as exchange:
-        await exchange.send(encoded(b"1"))
+        await exchange.send(encode_message(b"1"))
         exchange.path = path.upper()
         listener = await exchange.listen(credit=2)
-        seen.value("ours, in capitals:", (await listener.take_raw()).body, b"1")
+        findings.expect_equal("ours, in capitals:", (await listener.take_raw()).body, b"1")
     async with site.client.get_queue_receiver(path.title(), max_wait_time=site.times.answer) as receiver:
         async with site.exchange(path) as exchange:
-            await exchange.send(encoded(b"2"))
+            await exchange.send(encode_message(b"2"))
         received = await receiver.receive_messages()
-        seen.value("the SDK, in mixed case:", [b"".join(one.body) for one in received], [b"2"])
-        for one in received:
-            await receiver.complete_message(one)
+        findings.expect_equal("the SDK, in mixed case:", [b"".join(message.body) for message in received], [b"2"])
+        for message in received:
+            await receiver.complete_message(message)
 
 
 def options_for(drill: Drill, name: str, count: int = 1, **more: Any) -> SendAvailabilityOptions:
-    """A pairing of the drill has a backlog of its own: no syphon at work in these namespaces knows of it."""
-    given: dict[str, Any] = {"primary_name": name, "backlog_queue_count": count, "strict": True, **more}
-    return SendAvailabilityOptions(attempt_timeout=drill.times.answer, **given)
+    """Options with a backlog of the drill's own, which no other syphon in these namespaces drains."""
+    values: dict[str, Any] = {"primary_name": name, "backlog_queue_count": count, "strict": True, **more}
+    return SendAvailabilityOptions(attempt_timeout=drill.times.answer, **values)
 
 
 CHECKS = (own_name, backlog_properties, existing_queue, paths)

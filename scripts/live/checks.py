@@ -1,4 +1,4 @@
-"""What a check is, what it has seen, and what follows from that."""
+"""Defines checks, their findings and their results."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ if TYPE_CHECKING:
 
 
 class Verdict(StrEnum):
-    """What came of a check."""
+    """The verdict on a check."""
 
     AS_EXPECTED = "as expected"
     DIFFERENT = "different"
     UNCHECKED = "could not be checked"
 
 
-class Seen:
-    """What a check has seen so far, in words, and whether all of it was expected."""
+class Findings:
+    """The findings of a check as text, and whether any differs from the expectation."""
 
     def __init__(self) -> None:
-        self._words: list[str] = []
-        self.is_different = False
+        self._texts: list[str] = []
+        self.has_difference = False
 
     def note(self, text: str) -> None:
-        """Something worth knowing of which nothing was expected."""
-        self._words.append(text)
+        """Add a fact without an expectation."""
+        self._texts.append(text)
 
-    def value(self, name: str, value: Any, expected: Any) -> None:
-        """Something that should have one value."""
+    def expect_equal(self, name: str, value: Any, expected: Any) -> None:
+        """Add a value and compare it with the expected one."""
         if value == expected:
-            self._words.append(f"{name} {value}")
+            self._texts.append(f"{name}: {value}")
         else:
-            self._words.append(f"{name} {value}, not {expected}")
-            self.is_different = True
+            self._texts.append(f"{name}: expected {expected}, got {value}")
+            self.has_difference = True
 
-    def that(self, is_so: bool, text: str) -> None:
-        """Something that should be so; `text` says it as if it was."""
-        self._words.append(text if is_so else f"not so: {text}")
-        self.is_different |= not is_so
+    def expect(self, is_true: bool, text: str) -> None:
+        """Add a statement that should be true."""
+        self._texts.append(text if is_true else f"not true: {text}")
+        self.has_difference |= not is_true
 
     def __bool__(self) -> bool:
-        return bool(self._words)
+        return bool(self._texts)
 
     def __str__(self) -> str:
-        return "; ".join(self._words)
+        return "; ".join(self._texts)
 
 
-Look = Callable[["Drill", Seen], Awaitable[None]]
+CheckFunction = Callable[["Drill", Findings], Awaitable[None]]
 
 
 def _ordinary(times: Times) -> float:
@@ -61,22 +61,22 @@ def _ordinary(times: Times) -> float:
 
 @dataclass(frozen=True)
 class Check:
-    """One question to the service. `look` asks it, within `seconds`; whatever it raises leaves the question open."""
+    """One question to the service. `function` answers it within `seconds`; if it raises, the result is unchecked."""
 
     name: str
     expected: str
-    look: Look
+    function: CheckFunction
     seconds: Callable[[Times], float] = _ordinary
 
 
-def check(name: str, expected: str, seconds: Callable[[Times], float] = _ordinary) -> Callable[[Look], Check]:
-    """Make a check of a function that looks."""
-    return lambda look: Check(name, expected, look, seconds)
+def check(name: str, expected: str, seconds: Callable[[Times], float] = _ordinary) -> Callable[[CheckFunction], Check]:
+    """Decorator that makes a check of a function."""
+    return lambda function: Check(name, expected, function, seconds)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one check."""
+    """The result of one check."""
 
     name: str
     expected: str
@@ -86,28 +86,28 @@ class Result:
 
 
 def condition_of(error: BaseException) -> str:
-    """The AMQP condition behind an error of the SDK or of our client, or the status of an HTTP answer; else empty."""
+    """The AMQP condition of an error of the SDK or our client, or its HTTP status; else empty."""
     if isinstance(error, HttpResponseError):
         return f"HTTP {error.status_code}" if error.status_code else ""
     inner = getattr(error, "inner_exception", None)
-    for one in (
+    for condition in (
         getattr(error, "condition", None),
         getattr(error, "_condition", None),
         getattr(inner, "condition", None),
     ):
-        if one:
-            return str(one.decode() if isinstance(one, bytes) else getattr(one, "value", one))
+        if condition:
+            return str(condition.decode() if isinstance(condition, bytes) else getattr(condition, "value", condition))
     return ""
 
 
-def described(error: BaseException) -> str:
-    """An error without its text, which is the service's and may say more than should be seen."""
+def describe(error: BaseException) -> str:
+    """Class, condition and status of an error, without its text, which may contain secrets."""
     parts = [type(error).__name__]
     condition = condition_of(error)
     if condition:
         parts.append(condition)
-    for one in (error, getattr(error, "inner_exception", None)):
-        status = getattr(one, "status", None) or getattr(one, "status_code", None)
+    for source in (error, getattr(error, "inner_exception", None)):
+        status = getattr(source, "status", None) or getattr(source, "status_code", None)
         if isinstance(status, int) and "HTTP" not in condition:
             parts.append(f"status {status}")
             break

@@ -1,4 +1,4 @@
-"""Where the drill happens: two namespaces, the entities made in them, and connections of both clients."""
+"""Holds the two namespaces of a drill, their entities, and connections of both clients."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.pairing.namespaces import Namespace
-from twinbus.pairing.naming import backlog_path
+from twinbus.amqp.client.connection import Opening
+from twinbus.pairing.namespace import Namespace
 from twinbus.pairing.sdk.version import attempt_bound
+from twinbus.servicebus.entity_paths import backlog_path
 from twinbus.syphon import ACCEPT, Connection, Delivery, Management, Receiver, Sender
-from twinbus.syphon.connection import Opening
 from twinbus.syphon.connector import Side
+from twinbus.syphon.credentials import as_credential
 
-from .messages import Raw, encoded
+from .messages import Raw, encode_message
 
-#: Should the drill be killed, the service removes what it made; only backlog queues are made to stay.
+#: If the drill is killed, the service removes its entities after this time, except backlog queues.
 AUTO_DELETE = timedelta(hours=1)
 REMOVAL_ROUNDS = 3
-REMOVED_AT_ONCE = 4
+PARALLEL_REMOVALS = 4
 
 
 @dataclass(frozen=True)
 class Times:
-    """How long things take, in seconds. Tests shorten them together with those of the namespace."""
+    """Durations in seconds. Tests shorten them together with those of the namespace."""
 
-    #: The most for one check, and for one answer in it.
+    #: Limits of one check, and of one answer within it.
     check: float = 120.0
     answer: float = 30.0
-    #: How long a token is good, where its renewal is to be seen.
+    #: Lifetime of a token in the check of its renewal.
     token: float = 30.0
-    #: Between these an idle link is detached.
+    #: Range in which an idle link is detached.
     idle: tuple[float, float] = (570.0, 690.0)
-    #: How long a receiver waits with credit.
+    #: Time for which a receiver waits with credit.
     standing: float = 900.0
-    #: The most that is sent to be told that the service is busy.
+    #: Limits of the load that should make the service busy.
     load: float = 20.0
     load_messages: int = 20_000
 
 
 class Counts(NamedTuple):
-    """What the administration API counts."""
+    """Message counts of the administration API."""
 
     active: int
     dead: int
@@ -60,7 +61,7 @@ class Counts(NamedTuple):
 
 
 class Listener:
-    """A receiver of our client, and what it was given."""
+    """A receiver of our client and its deliveries."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -73,7 +74,7 @@ class Listener:
         self._arrived.set()
 
     async def take(self) -> Delivery:
-        """The next delivery. Raises `TimeoutError`."""
+        """Wait for the next delivery. Raises `TimeoutError`."""
         async with asyncio.timeout(self._seconds):
             while not self._deliveries:
                 self._arrived.clear()
@@ -85,14 +86,14 @@ class Listener:
         await self.receiver.settled(delivery, outcome, self._seconds)
 
     async def take_raw(self) -> Raw:
-        """The next message, completed."""
+        """Receive and complete the next message."""
         delivery = await self.take()
         await self.settle(delivery)
         return Raw.of(delivery.payload)
 
 
 class Exchange:
-    """A connection of our client, and an entity to send to and receive from."""
+    """A connection of our client to one entity."""
 
     def __init__(self, site: Site, connection: Connection, path: str) -> None:
         self.site = site
@@ -108,10 +109,10 @@ class Exchange:
 
     async def send(self, payload: bytes | None = None) -> None:
         """Send a message and wait until it is accepted."""
-        await (await self.sender()).deliver(encoded() if payload is None else payload, self._seconds)
+        await (await self.sender()).deliver(encode_message() if payload is None else payload, self._seconds)
 
     async def listen(self, credit: int = 0, path: str | None = None) -> Listener:
-        """Receive from the entity, or from another one."""
+        """Attach a receiver to the entity, or to `path`."""
         listener = Listener(self._seconds)
         listener.receiver = await self.connection.attach_receiver(
             path or self.path, listener.on_delivery, credit=credit
@@ -122,7 +123,7 @@ class Exchange:
         return await self.connection.management(path or self.path, seconds=self._seconds)
 
     async def peek(self, count: int = 100, path: str | None = None) -> list[Raw]:
-        """What a peek shows of the entity."""
+        """Peek messages of the entity."""
         management = await self.management(path)
         try:
             return [Raw.of(payload) for payload in await management.peek_messages(0, count)]
@@ -131,15 +132,15 @@ class Exchange:
 
 
 class Site:
-    """One of the two namespaces."""
+    """One of the two namespaces, with the entities created in it."""
 
     def __init__(self, namespace: Namespace, prefix: str, times: Times) -> None:
         self.namespace = namespace
         self.prefix = prefix
         self.times = times
-        #: Never to be printed.
+        #: Keys, which must never be printed.
         self.secrets = _secrets_of(namespace)
-        self._made: dict[str, Callable[..., Any]] = {}
+        self._created: dict[str, Callable[..., Any]] = {}
 
     async def __aenter__(self) -> Self:
         self.admin = self.namespace.administration()
@@ -153,57 +154,59 @@ class Site:
         await self.admin.close()
 
     def new_client(self, **options: Any) -> ServiceBusClient:
-        """A client of the SDK without retries: they would hide what the service says."""
+        """A client of the SDK without retries, which would hide the service's answers."""
         return self.namespace.async_client(retry_total=0, **attempt_bound(self.times.answer), **options)
 
     # ---- entities ----
 
     async def queue(self, name: str, **properties: Any) -> str:
-        """Make a queue of this drill; returns its path."""
-        path = self.will_exist(f"{self.prefix}-{name}")
+        """Create a queue of this drill; return its path."""
+        path = self.register(f"{self.prefix}-{name}")
         await self.admin.create_queue(path, **{"auto_delete_on_idle": AUTO_DELETE, **properties})
         return path
 
     async def topic(self, name: str, *subscriptions: str) -> str:
-        """Make a topic of this drill; returns its path."""
+        """Create a topic of this drill; return its path."""
         path = f"{self.prefix}-{name}"
-        self._made[path] = self.admin.delete_topic
+        self._created[path] = self.admin.delete_topic
         await self.admin.create_topic(path, auto_delete_on_idle=AUTO_DELETE)
         for subscription in subscriptions:
             await self.admin.create_subscription(path, subscription, dead_lettering_on_message_expiration=True)
         return path
 
-    def will_exist(self, path: str) -> str:
-        """Remove this queue at the end, whoever makes it. Only what has the drill's own prefix can be said here."""
+    def register(self, path: str) -> str:
+        """Register a queue for removal. Raises `ValueError` if it does not have the drill's prefix."""
         if not path.startswith(self.prefix):
-            raise ValueError(f"{path} is not an entity of this drill: it does not begin with {self.prefix}")
-        self._made[path] = self.admin.delete_queue
+            raise ValueError(f"expected a path that begins with {self.prefix}, got {path}")
+        self._created[path] = self.admin.delete_queue
         return path
 
     def backlog(self, primary_name: str, count: int) -> list[str]:
-        """The paths of backlog queues that a pairing of this drill makes here."""
-        return [self.will_exist(backlog_path(primary_name, index)) for index in range(count)]
+        """The paths of the backlog queues of a pairing of this drill."""
+        return [self.register(backlog_path(primary_name, index)) for index in range(count)]
 
     async def counts(self, path: str, subscription: str | None = None, least: int = 0) -> Counts:
-        """How many messages there are, as soon as the service has counted so many: its figures come late."""
-        ends = time.monotonic() + self.times.answer
+        """The message counts, once their total is at least `least`: the service updates them late."""
+        deadline = time.monotonic() + self.times.answer
         while True:
             if subscription is None:
-                found: Any = await self.admin.get_queue_runtime_properties(path)
+                properties: Any = await self.admin.get_queue_runtime_properties(path)
             else:
-                found = await self.admin.get_subscription_runtime_properties(path, subscription)
-            counts = Counts(found.active_message_count, found.dead_letter_message_count, found.total_message_count)
-            if counts.total >= least or time.monotonic() >= ends:
+                properties = await self.admin.get_subscription_runtime_properties(path, subscription)
+            counts = Counts(
+                properties.active_message_count, properties.dead_letter_message_count, properties.total_message_count
+            )
+            if counts.total >= least or time.monotonic() >= deadline:
                 return counts
             await asyncio.sleep(0.5)
 
     async def remove_all(self) -> list[str]:
-        """Remove every entity of the drill; returns those that may still be there."""
-        left = dict(self._made)
-        turns = asyncio.Semaphore(REMOVED_AT_ONCE)
+        """Remove every entity of the drill; return those that may still exist."""
+        left = dict(self._created)
+        slots = asyncio.Semaphore(PARALLEL_REMOVALS)
 
         async def remove(path: str, delete: Callable[..., Any]) -> None:
-            async with turns:
+            async with slots:
                 with contextlib.suppress(ResourceNotFoundError):
                     await delete(path)
                 del left[path]
@@ -211,8 +214,8 @@ class Site:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REMOVAL_ROUNDS * self.times.answer):
                 for _ in range(REMOVAL_ROUNDS):
-                    # What fails is left, and tried again.
-                    await asyncio.gather(*(remove(*one) for one in list(left.items())), return_exceptions=True)
+                    # Failed removals stay in `left` and are retried.
+                    await asyncio.gather(*(remove(*entry) for entry in list(left.items())), return_exceptions=True)
                     if not left:
                         break
                     await asyncio.sleep(1)
@@ -222,9 +225,9 @@ class Site:
 
     @property
     def named_key(self) -> tuple[str, str]:
-        """The name of the access policy and its key. Raises `ValueError` if the namespace was given otherwise."""
+        """Name and key of the access policy. Raises `ValueError` for another kind of credential."""
         if not isinstance(self.namespace.credential, AzureNamedKeyCredential):
-            raise ValueError("this takes a connection string with SharedAccessKeyName and SharedAccessKey")
+            raise ValueError("expected a connection string with SharedAccessKeyName and SharedAccessKey")
         name, key = self.namespace.credential.named_key
         return name, key
 
@@ -233,11 +236,11 @@ class Site:
         return Side.of(self.namespace)
 
     def connect(self, credential: Any = None) -> Opening:
-        """A connection, with another credential if one is given."""
+        """Open a connection, optionally with another credential."""
         side = self.side
         return Connection.open(
             side.endpoint,
-            side.credential if credential is None else credential,
+            as_credential(side.credential if credential is None else credential),
             timeout=self.times.answer,
             outcome_timeout=self.times.answer,
             ssl_context=side.ssl_context,
@@ -245,14 +248,14 @@ class Site:
 
     @asynccontextmanager
     async def exchange(self, path: str, credential: Any = None) -> AsyncIterator[Exchange]:
-        """A connection for one entity."""
+        """A connection of our client to one entity."""
         async with self.connect(credential) as connection:
             yield Exchange(self, connection, path)
 
 
 @dataclass
 class Drill:
-    """Two namespaces and a prefix that nobody else uses."""
+    """Two namespaces and a unique prefix for entities."""
 
     primary: Namespace
     secondary: Namespace
@@ -260,11 +263,11 @@ class Drill:
     prefix: str = field(default_factory=lambda: f"twinbus-live-{secrets.token_hex(4)}")
 
     def __post_init__(self) -> None:
-        self.sites = tuple(Site(one, self.prefix, self.times) for one in (self.primary, self.secondary))
+        self.sites = tuple(Site(namespace, self.prefix, self.times) for namespace in (self.primary, self.secondary))
         self.at_primary, self.at_secondary = self.sites
 
     def clean(self, text: str) -> str:
-        """The text without any key."""
+        """The text with all keys masked."""
         for site in self.sites:
             for secret in site.secrets:
                 text = text.replace(secret, "***")

@@ -1,4 +1,4 @@
-"""What happens to links that nobody uses: `LONG=1`. All of it at the same time, a good quarter of an hour."""
+"""Checks idle links with `LONG=1`, in parallel, for about a quarter of an hour."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from twinbus.pairing.events import Diverted, Event, FailedOver, Suspected
 from twinbus.syphon import AmqpError
 
 from .administration import options_for
-from .checks import Seen, check, described
+from .checks import Findings, check, describe
 from .drill import Drill, Times
-from .messages import encoded
+from .messages import encode_message
 
 
 def _idle(times: Times) -> float:
@@ -28,22 +28,22 @@ def _standing(times: Times) -> float:
 
 
 @check("an idle sender link is detached", "after 10 minutes, with amqp:link:detach-forced", _idle)
-async def detached(drill: Drill, seen: Seen) -> None:
+async def detached(drill: Drill, findings: Findings) -> None:
     site, (least, most) = drill.at_primary, drill.times.idle
     path = await site.queue("idle")
     ended: asyncio.Future[AmqpError] = asyncio.get_running_loop().create_future()
     async with site.connect() as connection:
         sender = await connection.attach_sender(path, on_end=ended.set_result)
-        await sender.deliver(encoded(), site.times.answer)
+        await sender.deliver(encode_message(), site.times.answer)
         started = time.monotonic()
         await asyncio.wait({ended}, timeout=most)
         waited = time.monotonic() - started
         if not ended.done():
-            seen.that(False, f"detached within {most:g} s")
+            findings.expect(False, f"detached within {most:g} s")
             return
-        seen.that(waited >= least, f"detached after {waited:.1f} s")
-        seen.value("with", ended.result().condition, "amqp:link:detach-forced")
-        seen.note(f"the connection {'is there' if connection.error is None else 'is gone too'}")
+        findings.expect(waited >= least, f"detached after {waited:.1f} s")
+        findings.expect_equal("with", ended.result().condition, "amqp:link:detach-forced")
+        findings.note(f"the connection {'is open' if connection.error is None else 'is closed, too'}")
 
 
 @check(
@@ -51,7 +51,7 @@ async def detached(drill: Drill, seen: Seen) -> None:
     "without retries it fails with ServiceBusConnectionError within a second or two; the one after succeeds",
     _idle,
 )
-async def next_send(drill: Drill, seen: Seen) -> None:
+async def next_send(drill: Drill, findings: Findings) -> None:
     site = drill.at_primary
     async with site.client.get_queue_sender(await site.queue("idle-sdk")) as sender:
         await sender.send_messages(ServiceBusMessage(b"1"))
@@ -59,12 +59,12 @@ async def next_send(drill: Drill, seen: Seen) -> None:
         started = time.monotonic()
         try:
             await sender.send_messages(ServiceBusMessage(b"2"))
-            seen.that(False, "it fails")
+            findings.expect(False, "the send fails")
         except ServiceBusError as error:
             waited = time.monotonic() - started
-            seen.that(type(error) is ServiceBusConnectionError, f"{described(error)} after {waited:.2f} s")
+            findings.expect(type(error) is ServiceBusConnectionError, f"{describe(error)} after {waited:.2f} s")
         await sender.send_messages(ServiceBusMessage(b"3"))
-        seen.note("the one after was accepted")
+        findings.note("the next send was accepted")
 
 
 @check(
@@ -72,7 +72,7 @@ async def next_send(drill: Drill, seen: Seen) -> None:
     "the next send is accepted by the primary: no suspicion, no failover, nothing diverted",
     _idle,
 )
-async def paired_sender(drill: Drill, seen: Seen) -> None:
+async def paired_sender(drill: Drill, findings: Findings) -> None:
     site, name = drill.at_primary, f"{drill.prefix}-idle"
     path = await site.queue("idle-paired")
     drill.at_secondary.backlog(name, 1)
@@ -83,19 +83,19 @@ async def paired_sender(drill: Drill, seen: Seen) -> None:
         await sender.send_messages(ServiceBusMessage(b"1"))
         await asyncio.sleep(drill.times.idle[1])
         receipt = await sender.send_messages(ServiceBusMessage(b"2"))
-        seen.that(receipt.route is Route.PRIMARY, f"accepted by the primary, attempts: {receipt.attempts}")
-        told = [type(one).__name__ for one in events if isinstance(one, (Suspected, FailedOver, Diverted))]
-        seen.value("events", told, [])
+        findings.expect(receipt.route is Route.PRIMARY, f"accepted by the primary, attempts: {receipt.attempts}")
+        alarms = [type(event).__name__ for event in events if isinstance(event, (Suspected, FailedOver, Diverted))]
+        findings.expect_equal("events", alarms, [])
     async with site.exchange(path) as exchange:
-        seen.value("arrived", len(await exchange.peek()), 2)
+        findings.expect_equal("arrived", len(await exchange.peek()), 2)
 
 
 @check(
     "a receiver with standing credit stays alive",
-    "after 15 minutes of silence a message still comes by the same link",
+    "after 15 idle minutes a message still arrives on the same link",
     _standing,
 )
-async def standing_credit(drill: Drill, seen: Seen) -> None:
+async def standing_credit(drill: Drill, findings: Findings) -> None:
     site = drill.at_secondary
     path = await site.queue("standing")
     async with site.exchange(path) as exchange:
@@ -105,14 +105,14 @@ async def standing_credit(drill: Drill, seen: Seen) -> None:
             await asyncio.wait({lost}, timeout=drill.times.standing)
         finally:
             lost.cancel()
-        seen.that(exchange.connection.error is None, "the connection is there")
+        findings.expect(exchange.connection.error is None, "the connection is open")
         error = listener.receiver.error
-        seen.that(error is None, "the link is there" if error is None else f"the link is there ({described(error)})")
-        # By a connection of its own: the sender's link must not wake anything.
+        findings.expect(error is None, "the link is open" if error is None else f"the link is open ({describe(error)})")
+        # On another connection, so that sending does not keep the receiver's connection alive.
         async with site.exchange(path) as other:
             await other.send()
         await listener.take_raw()
-        seen.note(f"a message came after {drill.times.standing:g} s")
+        findings.note(f"a message arrived after {drill.times.standing:g} s")
 
 
 CHECKS = (detached, next_send, paired_sender, standing_credit)

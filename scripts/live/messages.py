@@ -1,18 +1,18 @@
-"""Messages as bytes: made by hand, and taken apart with their exact AMQP types."""
+"""Encodes and decodes messages as bytes, with their exact AMQP types."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from twinbus.amqp import sections
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.types import Symbol, Timestamp, UInt
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.encoding import encode
+from twinbus.amqp.codec.types import Symbol, Timestamp, UInt
 
 _NULL = encode(None)
 DEFERRED, SCHEDULED = 1, 2  # values of x-opt-message-state
 
 
-def encoded(
+def encode_message(
     body: bytes = b"x",
     message_id: str = "",
     *,
@@ -21,7 +21,7 @@ def encoded(
     created: int | None = None,
     content_type: str | None = None,
 ) -> bytes:
-    """A message; times are milliseconds."""
+    """Encode a message. Times are in milliseconds."""
     header = b"" if ttl is None else sections.list_section(sections.HEADER, [_NULL, _NULL, encode(UInt(ttl))])
     fields = [
         encode(message_id) if message_id else _NULL,
@@ -34,7 +34,7 @@ def encoded(
 
 
 class Raw(NamedTuple):
-    """A message that came, in parts with exact types. `header` and `properties` have all their fields."""
+    """A received message in parts with exact types. `header` and `properties` have all their fields."""
 
     header: list[Any]
     annotations: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Runs the checks, none of which can stop another, and puts away what they have made."""
+"""Runs the checks independently of each other, and removes the entities they created."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import administration, clocks, diverting, load, long_waits, our_client, pings, refusals, sending, transport
-from .checks import Check, Result, Seen, Verdict, described
+from .checks import Check, Findings, Result, Verdict, describe
 from .drill import Drill
 
-AT_ONCE = 4
-ENDING = 15.0  # seconds for what was cancelled to end
+PARALLEL_CHECKS = 4
+CANCEL_SECONDS = 15.0  # for cancelled checks to end
 
 ORDINARY: tuple[Check, ...] = (
     *transport.CHECKS,
@@ -28,13 +28,13 @@ ORDINARY: tuple[Check, ...] = (
 LONG = long_waits.CHECKS
 THROTTLE = load.CHECKS
 
-#: What no drill can ask at a price that anybody would pay.
-TOO_DEAR = {"refused: a full queue": "the smallest queue takes 1 GB"}
+#: Checks that are too expensive for a drill.
+TOO_EXPENSIVE = {"refused: a full queue": "the smallest queue takes 1 GB"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the drill. `left_behind` are entities that could not be removed."""
+    """The result of the drill. `left_behind` are entities that could not be removed."""
 
     results: tuple[Result, ...]
     left_out: dict[str, str]
@@ -48,20 +48,20 @@ class Outcome:
         return self.count(Verdict.AS_EXPECTED) == len(self.results) and not self.left_behind
 
     def to_json(self) -> dict[str, Any]:
-        """In plain JSON types."""
+        """The results in plain JSON types."""
         return {
             "as_expected": self.count(Verdict.AS_EXPECTED),
             "different": self.count(Verdict.DIFFERENT),
             "could_not_be_checked": self.count(Verdict.UNCHECKED),
             "checks": [
                 {
-                    "name": one.name,
-                    "expected": one.expected,
-                    "seen": one.seen,
-                    "verdict": one.verdict.value,
-                    "seconds": round(one.seconds, 2),
+                    "name": result.name,
+                    "expected": result.expected,
+                    "seen": result.seen,
+                    "verdict": result.verdict.value,
+                    "seconds": round(result.seconds, 2),
                 }
-                for one in self.results
+                for result in self.results
             ],
             "left_out": self.left_out,
             "left_behind": list(self.left_behind),
@@ -69,69 +69,72 @@ class Outcome:
 
 
 def choose(*, long: bool, throttle: bool, only: str = "") -> tuple[list[Check], dict[str, str]]:
-    """The checks to run, and why the others are left out."""
-    chosen, left_out = list(ORDINARY), dict(TOO_DEAR)
-    for wanted, checks, variable in ((long, LONG, "LONG=1"), (throttle, THROTTLE, "THROTTLE=1")):
-        if wanted:
-            chosen += checks
+    """The checks to run, and the reason why each other one is not."""
+    selected, left_out = list(ORDINARY), dict(TOO_EXPENSIVE)
+    for is_enabled, checks, variable in ((long, LONG, "LONG=1"), (throttle, THROTTLE, "THROTTLE=1")):
+        if is_enabled:
+            selected += checks
         else:
-            left_out |= {one.name: f"asked for with {variable}" for one in checks}
+            left_out |= {check.name: f"needs {variable}" for check in checks}
     if only:
-        left_out |= {one.name: f"ONLY={only}" for one in chosen if only.lower() not in one.name.lower()}
-        chosen = [one for one in chosen if only.lower() in one.name.lower()]
-    return chosen, left_out
+        left_out |= {check.name: f"ONLY={only}" for check in selected if only.lower() not in check.name.lower()}
+        selected = [check for check in selected if only.lower() in check.name.lower()]
+    return selected, left_out
 
 
 async def perform(
-    drill: Drill, checks: Sequence[Check], left_out: dict[str, str], tell: Callable[[Result], None] = lambda _: None
+    drill: Drill,
+    checks: Sequence[Check],
+    left_out: dict[str, str],
+    on_result: Callable[[Result], None] = lambda _: None,
 ) -> Outcome:
-    """Run the checks, and remove all entities of the drill whatever happens. `tell` hears of each result."""
-    turns = asyncio.Semaphore(AT_ONCE)
+    """Run the checks, and always remove all entities of the drill. Calls `on_result` for each result."""
+    slots = asyncio.Semaphore(PARALLEL_CHECKS)
 
-    async def in_turn(check: Check) -> Result:
-        if check in LONG:  # they hardly do anything, for a long time
+    async def run_check(check: Check) -> Result:
+        if check in LONG:  # they wait most of the time
             result = await _run(drill, check)
         else:
-            async with turns:
+            async with slots:
                 result = await _run(drill, check)
-        tell(result)
+        on_result(result)
         return result
 
     async with drill.at_primary, drill.at_secondary:
-        ordinary = [asyncio.create_task(in_turn(one)) for one in checks if one not in THROTTLE]
+        ordinary = [asyncio.create_task(run_check(check)) for check in checks if check not in THROTTLE]
         try:
             results = list(await asyncio.gather(*ordinary))
-            # By itself: what it does to the namespace would be seen by the others.
-            results += [await in_turn(one) for one in checks if one in THROTTLE]
+            # Last and alone, because throttling would affect the others.
+            results += [await run_check(check) for check in checks if check in THROTTLE]
         finally:
             for task in ordinary:
                 task.cancel()
             if ordinary:
-                await asyncio.wait(ordinary, timeout=ENDING)
+                await asyncio.wait(ordinary, timeout=CANCEL_SECONDS)
             left = [path for site in drill.sites for path in await site.remove_all()]
     return Outcome(tuple(results), left_out, tuple(left))
 
 
 async def _run(drill: Drill, check: Check) -> Result:
-    """One check. It is waited for so long and no longer, whatever it hangs in."""
-    seen, started, seconds = Seen(), time.monotonic(), check.seconds(drill.times)
-    looking = asyncio.ensure_future(check.look(drill, seen))
+    """Run one check, with a hard time limit."""
+    findings, started, seconds = Findings(), time.monotonic(), check.seconds(drill.times)
+    task = asyncio.ensure_future(check.function(drill, findings))
     failure = ""
     try:
-        await asyncio.wait({looking}, timeout=seconds)
-        if looking.done():
-            looking.result()
+        await asyncio.wait({task}, timeout=seconds)
+        if task.done():
+            task.result()
         else:
             failure = f"no answer within {seconds:g} s"
     except Exception as error:
-        failure = described(error)
+        failure = describe(error)
     finally:
-        looking.cancel()
-        await asyncio.wait({looking}, timeout=ENDING)
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
     verdict = Verdict.AS_EXPECTED
-    if seen.is_different:
+    if findings.has_difference:
         verdict = Verdict.DIFFERENT
-    elif failure or not seen:
+    elif failure or not findings:
         verdict = Verdict.UNCHECKED
-    words = "; ".join(filter(None, (str(seen), failure)))
-    return Result(check.name, check.expected, drill.clean(words), verdict, time.monotonic() - started)
+    text = "; ".join(filter(None, (str(findings), failure)))
+    return Result(check.name, check.expected, drill.clean(text), verdict, time.monotonic() - started)

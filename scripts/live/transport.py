@@ -1,4 +1,4 @@
-"""What the service offers on a new connection, read frame by frame: nothing of our client stands between."""
+"""Checks what the service offers on a new connection, frame by frame, without our client."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from twinbus.amqp import performatives as amqp
-from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame, split_frames
-from twinbus.amqp.performatives import decode_performative
+from twinbus.amqp.codec import performatives as amqp
+from twinbus.amqp.codec.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame, split_frames
+from twinbus.amqp.codec.performatives import decode_performative
 
-from .checks import Seen, check
+from .checks import Findings, check
 from .drill import Drill, Site
 
 MAX_FRAME = 1 << 20
 
 
 class Terms(NamedTuple):
-    """What the peer says of itself before anybody has logged in."""
+    """What the peer announces before authentication."""
 
     tls: str | None
     mechanisms: list[str]
@@ -26,11 +26,11 @@ class Terms(NamedTuple):
 
 
 async def ask_terms(site: Site) -> Terms:
-    """Say no more than is needed to be told the terms. Raises `OSError`, `DecodeError` or `EOFError`."""
+    """Open a connection just far enough to learn the terms. Raises `OSError`, `DecodeError` or `EOFError`."""
     side = site.side
     name = side.endpoint.host if side.ssl_context is not None else None
     reader, writer = await asyncio.open_connection(
-        side.endpoint.host, side.endpoint.dialled_port, ssl=side.ssl_context, server_hostname=name
+        side.endpoint.host, side.endpoint.effective_port, ssl=side.ssl_context, server_hostname=name
     )
     try:
         writer.write(SASL_HEADER)
@@ -51,11 +51,11 @@ async def ask_terms(site: Site) -> Terms:
         writer.close()
     secured = writer.get_extra_info("ssl_object")
     offered = [mechanisms] if isinstance(mechanisms, str) else list(mechanisms)
-    return Terms(secured and secured.version(), [str(one) for one in offered], opened, begun)
+    return Terms(secured and secured.version(), [str(mechanism) for mechanism in offered], opened, begun)
 
 
 async def _performatives(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
-    """Each frame with a performative in it."""
+    """Yield the performative of each frame."""
     while True:
         size = await reader.readexactly(4)
         data = size + await reader.readexactly(min(int.from_bytes(size, "big"), MAX_FRAME) - 4)
@@ -68,17 +68,17 @@ async def _performatives(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
     "the terms of a connection",
     "SASL MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL; frames of 65536, 5000 channels, idle after 120 s, a window of 5000",
 )
-async def terms(drill: Drill, seen: Seen) -> None:
+async def terms(drill: Drill, findings: Findings) -> None:
     site = drill.at_primary
     async with asyncio.timeout(site.times.answer):
-        found = await ask_terms(site)
-    seen.note(f"over {found.tls or 'plain text'}")
-    seen.value("SASL", sorted(found.mechanisms), ["ANONYMOUS", "EXTERNAL", "MSSBCBS", "PLAIN"])
-    seen.value("frames of", found.open.max_frame_size, 65536)
-    seen.value("channel-max", found.open.channel_max, 4999)
-    seen.value("idle after ms", found.open.idle_time_out, 120_000)
-    seen.value("window", found.begin.incoming_window, 5000)
-    seen.note(f"handle-max {found.begin.handle_max}")
+        offered = await ask_terms(site)
+    findings.note(f"over {offered.tls or 'plain text'}")
+    findings.expect_equal("SASL", sorted(offered.mechanisms), ["ANONYMOUS", "EXTERNAL", "MSSBCBS", "PLAIN"])
+    findings.expect_equal("frames of", offered.open.max_frame_size, 65536)
+    findings.expect_equal("channel-max", offered.open.channel_max, 4999)
+    findings.expect_equal("idle after ms", offered.open.idle_time_out, 120_000)
+    findings.expect_equal("window", offered.begin.incoming_window, 5000)
+    findings.note(f"handle-max {offered.begin.handle_max}")
 
 
 CHECKS = (terms,)

@@ -11,25 +11,15 @@ import typing
 if typing.TYPE_CHECKING:
     from twinbus.client._sync.client import PairedServiceBusClient, pair_namespaces
     from twinbus.client._sync.receiver import PairedReceiver, RecordedReceiver, record_receives
-    from twinbus.client.partnership import Condition
-    from twinbus.client.status import ApplicationErrors, BacklogQueueStatus, EntityState, EntityStatus, PairingStatus
-    from twinbus.pairing.backlog import ListedQueue
-    from twinbus.pairing.errors import (
-        AttemptTimeoutError,
-        BacklogConfigurationError,
-        BacklogNotReadyError,
-        BacklogUnavailableError,
-        EntityFailedOverError,
-        EntityNotFoundError,
-        EnvelopeTooLargeError,
-        ForkedClientError,
-        HungCallsError,
-        NamespacesSwappedError,
-        NoFreeLinkError,
-        PairedClientFaultedError,
-        ScheduledInBacklogError,
-        TwinbusError,
+    from twinbus.client.pairing_status import (
+        ApplicationErrors,
+        BacklogQueueStatus,
+        EntityState,
+        EntityStatus,
+        PairingStatus,
     )
+    from twinbus.client.partnership import Condition
+    from twinbus.pairing.backlog.provisioning import ListedQueue
     from twinbus.pairing.events import (
         BacklogQueueRestored,
         BacklogQueueRetired,
@@ -52,12 +42,28 @@ if typing.TYPE_CHECKING:
         Suspected,
         SuspicionCleared,
     )
-    from twinbus.pairing.failover import Route
-    from twinbus.pairing.namespaces import Namespace
+    from twinbus.pairing.failover.entity_failover import Route
+    from twinbus.pairing.failover.error_classification import FailoverPolicy
+    from twinbus.pairing.namespace import Namespace
     from twinbus.pairing.options import SendAvailabilityOptions, SyphonOptions
-    from twinbus.pairing.policy import FailoverPolicy
-    from twinbus.pairing.receipt import Receipt
+    from twinbus.pairing.pairing_errors import (
+        AttemptTimeoutError,
+        BacklogConfigurationError,
+        BacklogNotReadyError,
+        BacklogUnavailableError,
+        EntityFailedOverError,
+        EntityNotFoundError,
+        EnvelopeTooLargeError,
+        ForkedClientError,
+        HungCallsError,
+        NamespacesSwappedError,
+        NoFreeLinkError,
+        PairedClientFaultedError,
+        ScheduledInBacklogError,
+        TwinbusError,
+    )
     from twinbus.pairing.sending._sync.sender import PairedSender
+    from twinbus.pairing.sending.receipt import Receipt
 
 __all__ = [
     "ApplicationErrors",
@@ -122,7 +128,7 @@ _HOMES = {
     "twinbus.client._sync.client": ("PairedServiceBusClient", "pair_namespaces"),
     "twinbus.client._sync.receiver": ("PairedReceiver", "RecordedReceiver", "record_receives"),
     "twinbus.client.partnership": ("Condition",),
-    "twinbus.client.status": (
+    "twinbus.client.pairing_status": (
         "ApplicationErrors",
         "BacklogQueueStatus",
         "EntityState",
@@ -130,8 +136,8 @@ _HOMES = {
         "PairingStatus",
     ),
     "twinbus.pairing.sending._sync.sender": ("PairedSender",),
-    "twinbus.pairing.backlog": ("ListedQueue",),
-    "twinbus.pairing.errors": (
+    "twinbus.pairing.backlog.provisioning": ("ListedQueue",),
+    "twinbus.pairing.pairing_errors": (
         "AttemptTimeoutError",
         "BacklogConfigurationError",
         "BacklogNotReadyError",
@@ -169,11 +175,11 @@ _HOMES = {
         "Suspected",
         "SuspicionCleared",
     ),
-    "twinbus.pairing.failover": ("Route",),
-    "twinbus.pairing.namespaces": ("Namespace",),
+    "twinbus.pairing.failover.entity_failover": ("Route",),
+    "twinbus.pairing.namespace": ("Namespace",),
     "twinbus.pairing.options": ("SendAvailabilityOptions", "SyphonOptions"),
-    "twinbus.pairing.policy": ("FailoverPolicy",),
-    "twinbus.pairing.receipt": ("Receipt",),
+    "twinbus.pairing.failover.error_classification": ("FailoverPolicy",),
+    "twinbus.pairing.sending.receipt": ("Receipt",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Values of every AMQP type for property tests, and what it means that two of them are the same."""
+"""Hypothesis strategies for AMQP values of every type, and their strict comparison."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from twinbus.amqp.types import (
+from twinbus.amqp.codec.types import (
     Array,
     Byte,
     Char,
@@ -32,7 +32,7 @@ Values = st.SearchStrategy[Any]
 
 
 def _integers(kind: type, low: int, high: int) -> Values:
-    # The edges of the short forms, which a random integer would rarely hit.
+    # The edges of the short forms, rarely hit by random integers.
     edges = [edge for edge in (-129, -128, -1, 0, 1, 127, 128, 255, 256, low, high) if low <= edge <= high]
     return (st.integers(low, high) | st.sampled_from(edges)).map(kind)
 
@@ -48,7 +48,7 @@ def _decimals(kind: type, width: int) -> Values:
     return st.binary(min_size=width, max_size=width).map(kind)
 
 
-# By type: what a value of it can be.
+# Strategies by type.
 SIMPLE: dict[type, Values] = {
     type(None): st.none(),
     bool: st.booleans(),
@@ -74,7 +74,7 @@ SIMPLE: dict[type, Values] = {
 }
 SIMPLE_VALUES = st.one_of(*SIMPLE.values())
 
-# By constructor: what an item of an array can be. Lists, maps and arrays inside an array come with `ARRAYS`.
+# Strategies for array items, by constructor. `ARRAYS` adds lists, maps and arrays.
 ARRAY_ITEMS: dict[int, Values] = {
     0x40: st.none(),
     0x41: st.just(True),
@@ -149,7 +149,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def without_types(value: Any) -> Any:
-    """What `decode_plain` makes of a value that `decode` read."""
+    """Convert a value of `decode` into that of `decode_plain`."""
     if isinstance(value, Array):
         return Array(value.code, map(without_types, value), without_types(value.descriptor))
     if isinstance(value, Described):

@@ -1,4 +1,4 @@
-"""What the SDK knows about each performative, as a second opinion on ours."""
+"""The SDK's definitions of each performative, to check ours."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from azure.servicebus._pyamqp import endpoints, error, outcomes, performatives
 from hypothesis import strategies as st
 from tests.amqp.amqp_values import Values
 
-from twinbus.amqp import performatives as ours
-from twinbus.amqp.types import Array, Described, Symbol, ULong
+from twinbus.amqp.codec import performatives as ours
+from twinbus.amqp.codec.types import Array, Described, Symbol, ULong
 
 SDK_KINDS: list[Any] = [
     performatives.OpenFrame,
@@ -35,20 +35,20 @@ SDK_KINDS: list[Any] = [
     endpoints.Target,
     error.AMQPError,
 ]
-# Where our names, which are the specification's, are not the SDK's.
+# Where the SDK's names differ from the specification's, which we use.
 _RENAMED = {"idle_timeout": "idle_time_out", "send_settle_mode": "snd_settle_mode", "filters": "filter"}
 
 
 class Field(NamedTuple):
     name: str
-    type: str  # the SDK's word for it: "UINT", "fields", "delivery-state"…
+    type: str  # the SDK's name for it: "UINT", "fields", "delivery-state"…
     mandatory: bool
     default: Any
     multiple: bool
 
 
 class Kind(NamedTuple):
-    """A performative of ours with the SDK's description of its fields."""
+    """Our performative with the SDK's definition of its fields."""
 
     make: Any
     sdk: Any
@@ -113,6 +113,6 @@ def _values(field: Field) -> Values:
 
 
 def performatives_of(kind: Kind) -> Values:
-    """Every shape of a performative: with and without each of the fields that may be left out."""
+    """Performatives with and without each optional field."""
     fields = [_values(field) if field.mandatory else st.none() | _values(field) for field in kind.fields]
     return st.builds(kind.make, *fields)

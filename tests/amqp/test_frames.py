@@ -1,4 +1,4 @@
-"""Frames on the wire: cutting a stream into them, and writing the ones that carry the load."""
+"""Splitting a stream into frames, and the fast frame writers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.amqp.sdk_definitions import BY_NAME, performatives_of
 
-from twinbus.amqp import performatives as amqp
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.frames import (
+from twinbus.amqp.codec import performatives as amqp
+from twinbus.amqp.codec.encoding import encode
+from twinbus.amqp.codec.frames import (
     EMPTY_FRAME,
     FREQUENT,
     MIN_MAX_FRAME_SIZE,
@@ -26,8 +26,8 @@ from twinbus.amqp.frames import (
     transfer_frames,
     uint,
 )
-from twinbus.amqp.performatives import decode_performative
-from twinbus.amqp.types import DecodeError, EncodeError, UInt
+from twinbus.amqp.codec.performatives import decode_performative
+from twinbus.amqp.codec.types import DecodeError, EncodeError, UInt
 
 UINTS = st.sampled_from([0, 1, 255, 256, 2**32 - 1]) | st.integers(0, 2**32 - 1)
 Frame = tuple[int, int, bytes]
@@ -43,7 +43,7 @@ EXTENDED_HEADERS = st.integers(0, 3).map(lambda words: b"\xee" * 4 * words)
 
 
 @given(st.lists(st.tuples(FRAMES, EXTENDED_HEADERS), max_size=8), st.data())
-def test_any_chunks_of_a_stream_give_the_same_frames(sent: list[tuple[Frame, bytes]], data: st.DataObject) -> None:
+def test_stream_chunks_give_the_same_frames(sent: list[tuple[Frame, bytes]], data: st.DataObject) -> None:
     stream = b"".join(raw_frame(*one, extended) for one, extended in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     buffer, got = bytearray(), list[Frame]()
@@ -55,7 +55,7 @@ def test_any_chunks_of_a_stream_give_the_same_frames(sent: list[tuple[Frame, byt
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=3))
-def test_bytes_that_come_one_by_one_give_each_frame_as_soon_as_it_is_whole(sent: list[Frame]) -> None:
+def test_frame_is_returned_as_soon_as_its_last_byte_arrives(sent: list[Frame]) -> None:
     buffer, got = bytearray(), list[Frame]()
     for one in sent:
         raw = raw_frame(*one)
@@ -71,8 +71,8 @@ def test_an_empty_frame_has_no_body() -> None:
     assert list(split_frames(bytearray(EMPTY_FRAME), 512)) == [(TYPE_AMQP, 0, b"")]
 
 
-def test_what_follows_a_frame_stays_in_the_buffer_when_the_reader_stops() -> None:
-    # After sasl-init comes a protocol header, which is no frame.
+def test_data_after_a_frame_stays_in_the_buffer_when_the_reader_stops() -> None:
+    # After sasl-init comes a protocol header, which is not a frame.
     buffer = bytearray(raw_frame(TYPE_SASL, 0, b"init") + b"AMQP\x00\x01\x00\x00")
     frames = split_frames(buffer, 512)
     assert next(frames) == (TYPE_SASL, 0, b"init")
@@ -80,7 +80,7 @@ def test_what_follows_a_frame_stays_in_the_buffer_when_the_reader_stops() -> Non
     assert buffer == b"AMQP\x00\x01\x00\x00"
 
 
-def test_bytes_that_arrive_while_frames_are_read_wait_for_the_next_call() -> None:
+def test_bytes_appended_while_reading_wait_for_the_next_call() -> None:
     first, second = raw_frame(0, 1, b"first"), raw_frame(0, 2, b"second")
     buffer = bytearray(first + second[:5])
     for one in split_frames(buffer, 512):
@@ -90,7 +90,7 @@ def test_bytes_that_arrive_while_frames_are_read_wait_for_the_next_call() -> Non
 
 
 @given(st.lists(FRAMES, max_size=6), st.lists(st.integers(1, 60), min_size=1, max_size=30))
-def test_frames_are_the_same_however_the_bytes_are_cut(sent: list[Frame], cuts: list[int]) -> None:
+def test_frames_do_not_depend_on_how_the_bytes_are_split(sent: list[Frame], cuts: list[int]) -> None:
     raw = b"".join(raw_frame(*one) for one in sent)
     buffer, got, pos = bytearray(), [], 0
     for cut in cuts:
@@ -107,7 +107,7 @@ def test_frames_are_the_same_however_the_bytes_are_cut(sent: list[Frame], cuts: 
 @example((0, 0, b""), 512, 1, b"")
 @example((0, 0, b""), 512, 255, b"")
 @example((0, 0, b""), 513, 2, b"")
-def test_a_bad_header_is_refused_as_soon_as_it_is_there(before: Frame, size: int, offset: int, rest: bytes) -> None:
+def test_bad_frame_header_is_refused_as_soon_as_it_arrives(before: Frame, size: int, offset: int, rest: bytes) -> None:
     buffer = bytearray(raw_frame(*before) + struct.pack(">IBBH", size, offset, 0, 0)[:7])
     assert list(split_frames(buffer, 512)) == [before]
     assert len(buffer) == 7
@@ -115,12 +115,12 @@ def test_a_bad_header_is_refused_as_soon_as_it_is_there(before: Frame, size: int
     if 8 <= 4 * offset <= size <= 512:
         assert len(list(split_frames(buffer, 512))) == (size <= 8 + len(rest))
     else:
-        reason = f"frame of {size} bytes is larger than the agreed 512" if size > 512 else "malformed"
+        reason = f"at most the negotiated 512 bytes, got {size}" if size > 512 else "malformed"
         with pytest.raises(FramingError, match=reason):
             list(split_frames(buffer, 512))
 
 
-def test_frames_before_a_bad_header_are_still_given() -> None:
+def test_frames_before_a_bad_header_are_returned() -> None:
     buffer = bytearray(raw_frame(0, 0, b"good") + b"\xff" * 8)
     frames = split_frames(buffer, 512)
     assert next(frames) == (0, 0, b"good")
@@ -132,14 +132,14 @@ def test_a_framing_error_is_a_decode_error() -> None:
     assert issubclass(FramingError, DecodeError)
 
 
-def test_a_frame_names_its_type_and_channel() -> None:
+def test_frame_has_a_type_and_a_channel() -> None:
     raw = frame(513, amqp.SaslOutcome(0), frame_type=TYPE_SASL)
     assert list(split_frames(bytearray(raw), 512)) == [(TYPE_SASL, 513, raw[8:])]
     assert decode_performative(raw[8:], 0)[0] == amqp.SaslOutcome(0)
 
 
 @given(UINTS)
-def test_the_short_way_to_write_a_uint_is_the_same_as_the_long_one(value: int) -> None:
+def test_fast_uint_writer_equals_the_general_encoder(value: int) -> None:
     assert uint(value) == encode(UInt(value))
 
 
@@ -173,7 +173,7 @@ def reassembled(frames: list[bytes], max_frame_size: int) -> tuple[amqp.Transfer
     st.integers(1, 3),
     st.integers(-70, 70),
 )
-def test_a_delivery_of_any_size_comes_together_again(
+def test_delivery_of_any_size_is_reassembled(
     handle: int, delivery_id: int, tag: bytes, settled: bool, max_frame_size: int, frames: int, around: int
 ) -> None:
     size = max(0, frames * max_frame_size + around)
@@ -187,7 +187,7 @@ def test_a_delivery_of_any_size_comes_together_again(
 
 
 @given(UINTS, UINTS, st.binary(max_size=32), st.sampled_from([512, 4096]))
-def test_a_payload_that_just_fits_is_one_frame_and_one_byte_more_is_two(
+def test_payload_that_just_fits_is_one_frame_and_one_more_byte_makes_two(
     handle: int, delivery_id: int, tag: bytes, max_frame_size: int
 ) -> None:
     overhead = len(transfer_frames(5, handle, delivery_id, tag, True, b"", max_frame_size)[0])
@@ -197,14 +197,14 @@ def test_a_payload_that_just_fits_is_one_frame_and_one_byte_more_is_two(
         assert reassembled(parts, max_frame_size)[1] == b"x" * size
 
 
-def test_a_frame_size_that_leaves_no_room_is_refused() -> None:
+def test_frame_size_below_the_minimum_is_refused() -> None:
     for size in (0, 8, 20, 511):
-        with pytest.raises(EncodeError, match=f"at least 512, not {size}"):
+        with pytest.raises(EncodeError, match=f"at least 512, got {size}"):
             transfer_frames(0, 0, 0, b"tag", False, b"x" * 600, size)
 
 
 def test_a_delivery_tag_of_more_than_32_bytes_is_refused() -> None:
-    with pytest.raises(EncodeError, match="at most 32 bytes, not 33"):
+    with pytest.raises(EncodeError, match="at most 32 bytes, got 33"):
         transfer_frames(0, 0, 0, b"t" * 33, False, b"", 512)
 
 
@@ -222,7 +222,7 @@ def test_a_disposition_is_read_back(role: bool, first: int, last: int, state: An
     assert decode_performative(body, 0) == (expected, len(body))
     code, fields = decode_frame(memoryview(body))
     assert (code, fields[:4]) == (0x15, [role, first, last, True])
-    assert len(fields) == 6  # older versions of the SDK want them all
+    assert len(fields) == 6  # older versions of the SDK need all of them
     assert list(fields[4]) == [type(expected.state).__name__.lower()]
 
 
@@ -243,7 +243,7 @@ def _uint(draw: st.DrawFn, values: st.SearchStrategy[int] = UINTS) -> bytes:
 
 
 def _mostly(draw: st.DrawFn, usual: bytes) -> bytes:
-    """A field, or now and then null."""
+    """A field, or sometimes null."""
     return draw(st.sampled_from([usual] * 6 + [b"\x40"]))
 
 
@@ -252,7 +252,7 @@ FLAGS = st.sampled_from([b"\x40", b"\x41", b"\x42", b"\x56\x00", b"\x56\x01"])
 
 @st.composite
 def _lists(draw: st.DrawFn, code: int, fields: list[bytes]) -> bytes:
-    """A performative of raw fields, perhaps with a wrong count or size."""
+    """A performative of raw fields, sometimes with a wrong count or size."""
     body = b"".join(fields)
     count = draw(st.sampled_from([len(fields)] * 6 + [len(fields) - 1, len(fields) + 1]))
     size = draw(st.sampled_from([len(body) + 1] * 6 + [len(body), len(body) + 2]))
@@ -293,9 +293,9 @@ def read_frequent(body: bytes) -> tuple[Any, int] | None:
 
 @given(transfers() | dispositions() | st.binary(max_size=40), st.integers(0, 40))
 @example(frame(0, amqp.Transfer(0, 1, b"tag", 0, False, False))[8:], 0)
-@example(b"\x00\x53\x14\xc0\xff\x06\x43\x52\x01\xa0\x00\x43\x42\x42", 0)  # longer, it says, than it is
+@example(b"\x00\x53\x14\xc0\xff\x06\x43\x52\x01\xa0\x00\x43\x42\x42", 0)  # its size is larger than the data
 @example(frame(0, amqp.Disposition(True, 7, None, False, amqp.Accepted()))[8:], 0)
-def test_the_short_way_to_read_a_frame_is_the_same_as_the_long_one(body: bytes, cut: int) -> None:
+def test_fast_frame_reader_equals_the_general_decoder(body: bytes, cut: int) -> None:
     body = body[: len(body) - cut] if cut < 5 else body
     short = read_frequent(body)
     if short is not None:
@@ -303,7 +303,7 @@ def test_the_short_way_to_read_a_frame_is_the_same_as_the_long_one(body: bytes, 
         assert (type(short[0]), short) == (type(long[0]), long)
 
 
-def test_what_the_sdk_writes_most_is_read_the_short_way() -> None:
+def test_fast_reader_covers_the_sdks_frequent_frames() -> None:
     assert read_frequent(frame(0, amqp.Transfer(0, 700, b"tag", 0, False, False), b"payload")[8:]) is not None
     # A settlement as the SDK writes it: booleans of two bytes, an empty list for the outcome, null for batchable.
     assert read_frequent(b"\x00S\x15\xc0\x10\x06V\x01p\x00\x00\x02\xbc@V\x00\x00S$E@") is not None

@@ -1,4 +1,4 @@
-"""Whatever bytes arrive: a value or a `DecodeError`, in time and memory that the bytes pay for."""
+"""Any bytes give a value or a `DecodeError`, in time and memory proportional to their length."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.amqp.amqp_values import VALUES
 from tests.amqp.sdk_definitions import FRAME_KINDS, performatives_of
 
-from twinbus.amqp.decoding import decode, decode_plain, skip
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.frames import FramingError, frame, split_frames
-from twinbus.amqp.performatives import decode_performative
-from twinbus.amqp.sections import (
+from twinbus.amqp.codec.decoding import decode, decode_plain, skip
+from twinbus.amqp.codec.encoding import encode
+from twinbus.amqp.codec.frames import FramingError, frame, split_frames
+from twinbus.amqp.codec.performatives import decode_performative
+from twinbus.amqp.codec.sections import (
     data_sections,
     entry_value,
     list_fields,
@@ -27,7 +27,7 @@ from twinbus.amqp.sections import (
     section_value,
     split_sections,
 )
-from twinbus.amqp.types import DecodeError, Described, ULong
+from twinbus.amqp.codec.types import DecodeError, Described, ULong
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ FRAME_SIZE = 65536
 
 
 def read_message(raw: bytes) -> None:
-    """Everything that is ever read from a message."""
+    """Read everything that can be read from a message."""
     found = split_sections(raw)
     assert len(b"".join(found)) == len(raw)
     readers: list[tuple[Callable[[bytes], Any], list[bytes]]] = [
@@ -54,7 +54,7 @@ def read_message(raw: bytes) -> None:
 
 
 def refused_or_read(read: Callable[[bytes], Any], raw: bytes) -> Any:
-    """What `read` makes of the bytes; None if it refuses them, and any other exception fails the test."""
+    """The result of `read`; None if it raises `DecodeError`. Other exceptions fail the test."""
     try:
         return read(raw)
     except DecodeError:
@@ -77,7 +77,7 @@ def read_every_way(raw: bytes) -> None:
     refused_or_read(lambda data: list(split_frames(bytearray(data), 512)), raw)
 
 
-# Bytes that look like AMQP are more dangerous than noise: constructors, small sizes and counts.
+# Bytes that look like AMQP find more than noise: constructors, small sizes and counts.
 CONSTRUCTORS = st.sampled_from(bytes.fromhex("00404142434445505253545556707380839498a0a1a3b0b1c0c1d0d1e0f0"))
 NEARLY_AMQP = st.lists(CONSTRUCTORS | st.integers(0, 12) | st.integers(0, 255), max_size=60).map(bytes)
 DESCRIBED = st.tuples(st.integers(0x10, 0x18) | st.integers(0x70, 0x78), NEARLY_AMQP).map(
@@ -92,7 +92,7 @@ DESCRIBED = st.tuples(st.integers(0x10, 0x18) | st.integers(0x70, 0x78), NEARLY_
 @example(b"\0\x53\x73\xc0\0")
 @example(b"\0\x53\x74\xc1\0")
 @example(b"\0\x53\x70\xd0\0\0\0\0")
-def test_random_bytes_are_read_or_refused(raw: bytes) -> None:
+def test_random_bytes_are_decoded_or_refused(raw: bytes) -> None:
     read_every_way(raw)
 
 
@@ -108,7 +108,7 @@ FRAME_BODIES = (
 
 
 def mutated(raw: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
-    """`raw` with some of its bytes replaced, cut out or added."""
+    """`raw` with some bytes replaced, removed or added."""
     out = bytearray(raw)
     for where, width, replacement in changes:
         start = where % (len(out) + 1)
@@ -123,13 +123,13 @@ CHANGES = st.lists(
 
 @given(VALUES.map(encode) | SECTIONS | FRAME_BODIES, CHANGES)
 @settings(max_examples=500)
-def test_valid_bytes_with_damage_are_read_or_refused(raw: bytes, changes: list[tuple[int, int, bytes]]) -> None:
+def test_damaged_bytes_are_decoded_or_refused(raw: bytes, changes: list[tuple[int, int, bytes]]) -> None:
     read_every_way(mutated(raw, changes))
 
 
 @given(VALUES.map(encode) | FRAME_BODIES | SECTIONS)
 @settings(max_examples=50)
-def test_a_value_without_its_last_bytes_is_refused(raw: bytes) -> None:
+def test_truncated_value_is_refused(raw: bytes) -> None:
     whole = refused_or_read(decode, raw)
     assert whole is not None or not raw
     for end in range(min(whole[1], 300) if whole else 0):
@@ -169,7 +169,7 @@ def test_absurd_lengths_and_counts_are_refused_at_once(raw: bytes) -> None:
 
 
 def repeated(unit: bytes, header: Callable[[int, int], bytes]) -> bytes:
-    """As many units as fit into a frame, as the items of one list or array."""
+    """One list or array of as many items as fit into a frame."""
     count = (FRAME_SIZE - 32) // len(unit)
     return header(len(unit) * count, count) + unit * count
 
@@ -196,7 +196,7 @@ GREEDY = {
 
 
 @pytest.mark.parametrize("raw", GREEDY.values(), ids=GREEDY.keys())
-def test_a_frame_cannot_ask_for_much_more_memory_than_it_is_long(raw: bytes) -> None:
+def test_memory_for_a_frame_is_proportional_to_its_length(raw: bytes) -> None:
     assert len(raw) <= FRAME_SIZE
     tracemalloc.start()
     try:
@@ -225,7 +225,7 @@ DEEP: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("make", DEEP.values(), ids=DEEP.keys())
-def test_deep_or_long_bytes_are_done_with_in_linear_time(make: Callable[[int], bytes]) -> None:
+def test_deep_or_long_values_are_decoded_in_linear_time(make: Callable[[int], bytes]) -> None:
     # Generous for a slow machine; anything quadratic takes minutes at this size.
     raw = make(1_000_000)
     started = time.process_time()
@@ -233,7 +233,7 @@ def test_deep_or_long_bytes_are_done_with_in_linear_time(make: Callable[[int], b
     assert time.process_time() - started < 20
 
 
-def test_skip_needs_no_stack() -> None:
+def test_skip_does_not_recurse() -> None:
     depth = 100_000
     chain = b"\0" * depth + b"\x40" * (depth + 1)
     assert skip(chain, 0) == len(chain)
@@ -241,6 +241,6 @@ def test_skip_needs_no_stack() -> None:
     assert skip(values, 0) == len(values)
 
 
-def test_a_stream_of_noise_is_no_frame() -> None:
+def test_random_stream_is_not_a_frame() -> None:
     with pytest.raises(FramingError):
         list(split_frames(bytearray(b"GET / HTTP/1.1\r\n"), FRAME_SIZE))

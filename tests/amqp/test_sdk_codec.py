@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from tests.amqp.amqp_values import ARRAY_ITEMS, SIMPLE, Values, arrays_of, same
 from tests.amqp.sdk_definitions import BY_NAME, FRAME_KINDS, Kind, performatives_of
 
-from twinbus.amqp import performatives as amqp
-from twinbus.amqp.decoding import decode
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.frames import frame
-from twinbus.amqp.performatives import decode_performative
-from twinbus.amqp.types import (
+from twinbus.amqp.codec import performatives as amqp
+from twinbus.amqp.codec.decoding import decode
+from twinbus.amqp.codec.encoding import encode
+from twinbus.amqp.codec.frames import frame
+from twinbus.amqp.codec.performatives import decode_performative
+from twinbus.amqp.codec.types import (
     Array,
     Byte,
     Char,
@@ -44,7 +44,7 @@ from twinbus.amqp.types import (
 
 # The SDK has no chars and no short decimals, and reads a decimal128 wrongly.
 UNKNOWN_TO_THE_SDK = (Char, Decimal32, Decimal64, Decimal128)
-# No NaN either, which does not equal itself.
+# No NaN: it does not equal itself.
 FLOATS = {Float: st.floats(width=32, allow_nan=False).map(Float), float: st.floats(allow_nan=False)}
 KNOWN = {kind: values for kind, values in SIMPLE.items() if kind not in UNKNOWN_TO_THE_SDK} | FLOATS
 KNOWN_ITEMS = {code: items for code, items in ARRAY_ITEMS.items() if code not in (0x73, 0x74, 0x84, 0x94)}
@@ -55,7 +55,7 @@ DESCRIPTORS = st.integers(0, 34).map(ULong) | st.integers(40, 2**64 - 1).map(ULo
 
 
 def _is_read_as_an_array(array: Array) -> bool:
-    # Not an empty one: the SDK leaves its constructor behind as if it were the next value.
+    # Not empty: the SDK reads its constructor as the next value.
     return len(array) > 0 and array.descriptor not in OUTCOMES
 
 
@@ -77,7 +77,7 @@ def as_the_sdk_reads_it(value: Any) -> Any:
         return value.encode()
     if isinstance(value, Described):
         read = as_the_sdk_reads_it(value.value)
-        # Into a map it puts the descriptor, too.
+        # It adds the descriptor to a map.
         return {**read, "descriptor": as_the_sdk_reads_it(value.descriptor)} if isinstance(value.value, dict) else read
     if isinstance(value, list):
         return [as_the_sdk_reads_it(item) for item in value]
@@ -234,7 +234,7 @@ def _to_sdk(value: Any) -> Any:
     return (value.descriptor, value.value) if isinstance(value, Described) else value
 
 
-# The SDK writes filters and node properties in ways of its own.
+# The SDK has its own encoding of filters and node properties.
 SENT_BY_THE_SDK = [kind for kind in FRAME_KINDS if kind.name != "Attach"]
 
 

@@ -1,4 +1,4 @@
-"""Messages cut into sections and put together again."""
+"""Splitting messages into sections, and building sections."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.amqp.amqp_values import SIMPLE, SIMPLE_VALUES, VALUES, same
 
-from twinbus.amqp import sections
-from twinbus.amqp.decoding import decode
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.sections import (
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.decoding import decode
+from twinbus.amqp.codec.encoding import encode
+from twinbus.amqp.codec.sections import (
     Sections,
     data_sections,
     entry,
@@ -30,17 +30,7 @@ from twinbus.amqp.sections import (
     section_value,
     split_sections,
 )
-from twinbus.amqp.types import (
-    DecodeError,
-    Described,
-    Int,
-    Long,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-)
+from twinbus.amqp.codec.types import DecodeError, Described, Int, Long, Symbol, Timestamp, UByte, UInt, ULong
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 ASCII = st.text(st.characters(codec="ascii"), min_size=1, max_size=20)
@@ -122,7 +112,7 @@ def as_text(key: str | bytes) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as the SDK's decoder gives it: text as bytes."""
+    """A value as the SDK decodes it: text as bytes."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, list):
@@ -204,7 +194,7 @@ def test_typed_application_properties_of_the_sdk_keep_their_types() -> None:
 
 
 @given(st.dictionaries(SIMPLE_VALUES, VALUES, max_size=6))
-def test_a_map_section_put_together_from_its_entries_is_unchanged(entries: dict[Any, Any]) -> None:
+def test_map_section_round_trips_through_its_entries(entries: dict[Any, Any]) -> None:
     raw = section(sections.APPLICATION_PROPERTIES, entries)
     parts = map_entries(raw)
     assert map_section(sections.APPLICATION_PROPERTIES, [one for _, one in parts]) == raw
@@ -216,7 +206,7 @@ def test_a_map_section_put_together_from_its_entries_is_unchanged(entries: dict[
 
 
 @given(st.lists(VALUES, max_size=13))
-def test_a_list_section_put_together_from_its_fields_is_unchanged(fields: list[Any]) -> None:
+def test_list_section_round_trips_through_its_fields(fields: list[Any]) -> None:
     raw = section(sections.PROPERTIES, fields)
     again = list_section(sections.PROPERTIES, raw_fields(raw))
     while fields and fields[-1] is None:
@@ -226,7 +216,7 @@ def test_a_list_section_put_together_from_its_fields_is_unchanged(fields: list[A
 
 
 @pytest.mark.parametrize("size", [252, 253, 254, 255, 256, 70_000])
-def test_a_section_is_as_long_as_it_must_be(size: int) -> None:
+def test_section_has_the_shortest_form(size: int) -> None:
     raw = list_section(sections.PROPERTIES, [encode(b"x" * (size - 2 if size < 258 else size - 5))])
     assert raw[3] == (0xC0 if size < 255 else 0xD0)
     assert raw_fields(raw) == raw_fields(split_sections(raw).properties)
@@ -236,7 +226,7 @@ def test_a_section_is_as_long_as_it_must_be(size: int) -> None:
     assert [one for _, one in map_entries(raw)] == entries
 
 
-def test_the_fields_given_to_a_list_section_stay_as_they_are() -> None:
+def test_list_section_does_not_change_the_given_fields() -> None:
     fields = [encode(UInt(5)), b"\x40"]
     assert raw_fields(list_section(sections.HEADER, fields)) == [encode(UInt(5))]
     assert fields == [encode(UInt(5)), b"\x40"]
@@ -252,14 +242,14 @@ def test_a_missing_section_is_empty() -> None:
 
 
 @given(TEXT, st.integers(0, 12), st.integers(1, 13))
-def test_an_id_with_nothing_after_it_is_read_as_any_other(name: str, nulls: int, upto: int) -> None:
+def test_lone_message_id_is_read_like_any_other(name: str, nulls: int, upto: int) -> None:
     fields = b"\xa1" + bytes([len(name.encode())]) + name.encode() + b"\x40" * nulls
     raw = b"\x00\x53\x73\xc0" + bytes([len(fields) + 1, nulls + 1]) + fields
     assert list_fields(raw, upto) == [name, *[None] * (upto - 1)]
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 6, 255])
-def test_an_id_whose_length_is_wrong_is_refused(length: int) -> None:
+def test_message_id_with_a_wrong_length_is_refused(length: int) -> None:
     fields = b"\xa1" + bytes([length]) + b"abcde" + b"\x40"
     raw = b"\x00\x53\x73\xc0" + bytes([len(fields) + 1, 2]) + fields
     with pytest.raises(DecodeError):
@@ -267,9 +257,9 @@ def test_an_id_whose_length_is_wrong_is_refused(length: int) -> None:
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"\xc3"])
-def test_an_id_that_is_no_text_is_refused(name: bytes) -> None:
+def test_message_id_with_invalid_text_is_refused(name: bytes) -> None:
     fields = b"\xa1" + bytes([len(name)]) + name + b"\x40"
-    with pytest.raises(DecodeError, match="text is not valid"):
+    with pytest.raises(DecodeError, match="invalid text"):
         list_fields(b"\x00\x53\x73\xc0" + bytes([len(fields) + 1, 2]) + fields, 13)
 
 
@@ -308,7 +298,7 @@ def test_a_section_may_have_a_symbolic_or_a_long_descriptor(code: int) -> None:
         assert same(section_value(raw), CONTENT[code])
 
 
-def test_data_sections_of_both_lengths_are_taken_apart() -> None:
+def test_data_sections_of_both_lengths_are_read() -> None:
     parts = [b"", b"a" * 255, b"b" * 256, b"c" * 70_000]
     body = b"".join(section(sections.DATA, part) for part in parts) + section(sections.FOOTER, {})
     assert data_sections(split_sections(body).body) == parts
@@ -354,7 +344,7 @@ def test_sections_in_order_are_a_message(codes: tuple[int, ...]) -> None:
         ((0x78, 0x75), "do not belong together"),
     ],
 )
-def test_sections_that_do_not_follow_each_other_are_refused(codes: tuple[int, ...], reason: str) -> None:
+def test_sections_out_of_order_are_refused(codes: tuple[int, ...], reason: str) -> None:
     with pytest.raises(DecodeError, match=reason):
         split_sections(parts_of(*codes))
 
@@ -411,14 +401,14 @@ def test_every_allowed_type_of_a_message_id_is_read() -> None:
         assert list_fields(section(sections.PROPERTIES, [value]), 1) == [value]
 
 
-@pytest.mark.parametrize(("code", "most"), [(0x70, 5), (0x73, 13)])
-def test_a_section_with_too_many_fields_is_refused(code: int, most: int) -> None:
-    with pytest.raises(DecodeError, match=f"has {most} fields, not {most + 1}"):
-        list_fields(section(code, [None] * (most + 1)), 1)
+@pytest.mark.parametrize(("code", "max_fields"), [(0x70, 5), (0x73, 13)])
+def test_a_section_with_too_many_fields_is_refused(code: int, max_fields: int) -> None:
+    with pytest.raises(DecodeError, match=f"has at most {max_fields} fields, got {max_fields + 1}"):
+        list_fields(section(code, [None] * (max_fields + 1)), 1)
 
 
 @pytest.mark.parametrize("key", [[], {}, Described(ULong(1), [])], ids=repr)
-def test_a_map_section_with_a_key_that_is_no_simple_value_is_refused(key: Any) -> None:
+def test_map_section_with_a_compound_key_is_refused(key: Any) -> None:
     with pytest.raises(DecodeError, match="simple value"):
         map_entries(map_section(sections.APPLICATION_PROPERTIES, [entry(key, None)]))
 
@@ -453,7 +443,7 @@ def test_a_malformed_section_is_refused(read: Any, raw: str) -> None:
         read(bytes.fromhex(raw))
 
 
-def test_the_types_of_a_header_are_plain() -> None:
+def test_header_fields_have_plain_types() -> None:
     fields = list_fields(section(sections.HEADER, [True, UByte(4), UInt(5), False, UInt(6)]), 5)
     assert same(fields, [True, 4, 5, False, 6])
 
@@ -476,7 +466,7 @@ SHORT = st.builds(
 
 
 @given(SHORT, st.integers(0, 120), st.integers(-1, 255))
-def test_the_short_way_to_an_id_never_says_anything_else_than_the_long_one(message: bytes, at: int, byte: int) -> None:
+def test_sole_id_agrees_with_the_general_reader(message: bytes, at: int, byte: int) -> None:
     if byte >= 0 and at < len(message):
         message = message[:at] + bytes((byte,)) + message[at + 1 :]
     found = sections.sole_id(message)
@@ -489,7 +479,5 @@ def test_the_short_way_to_an_id_never_says_anything_else_than_the_long_one(messa
 
 
 @given(st.text(max_size=40).map(str.encode), st.integers(0, 12), st.binary(max_size=255), st.booleans())
-def test_the_short_way_finds_the_id_of_what_most_clients_send(
-    ident: bytes, nulls: int, body: bytes, wide: bool
-) -> None:
+def test_sole_id_reads_what_most_clients_send(ident: bytes, nulls: int, body: bytes, wide: bool) -> None:
     assert sections.sole_id(_short(ident, nulls, body, wide)) == ident.decode()

@@ -1,4 +1,4 @@
-"""AMQP values to bytes and back."""
+"""Encoding and decoding AMQP values."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.amqp.amqp_values import (
     without_types,
 )
 
-from twinbus.amqp.decoding import MAX_DEPTH, MAX_EMPTY_ARRAY_ITEMS, decode, decode_plain, skip
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.types import (
+from twinbus.amqp.codec.decoding import MAX_DEPTH, MAX_EMPTY_ARRAY_ITEMS, decode, decode_plain, skip
+from twinbus.amqp.codec.encoding import encode
+from twinbus.amqp.codec.types import (
     Array,
     Byte,
     Char,
@@ -60,7 +60,7 @@ def assert_round_trip(value: Any) -> None:
 @pytest.mark.parametrize("values", [pytest.param(values, id=kind.__name__) for kind, values in SIMPLE.items()])
 @given(data=st.data())
 @settings(max_examples=40)
-def test_a_simple_value_comes_back_with_its_type(values: Values, data: st.DataObject) -> None:
+def test_simple_value_round_trips_with_its_type(values: Values, data: st.DataObject) -> None:
     assert_round_trip(data.draw(values))
 
 
@@ -69,17 +69,17 @@ def test_a_simple_value_comes_back_with_its_type(values: Values, data: st.DataOb
 )
 @given(data=st.data())
 @settings(max_examples=40)
-def test_an_array_comes_back_with_its_constructor_and_descriptor(code: int, items: Values, data: st.DataObject) -> None:
+def test_array_round_trips_with_its_constructor_and_descriptor(code: int, items: Values, data: st.DataObject) -> None:
     assert_round_trip(data.draw(arrays_of(code, items)))
 
 
 @given(VALUES)
-def test_a_nested_value_comes_back_with_all_its_types(value: Any) -> None:
+def test_nested_value_round_trips_with_all_its_types(value: Any) -> None:
     assert_round_trip(value)
 
 
 @given(VALUES, st.binary(max_size=20), st.binary(max_size=20))
-def test_a_value_is_found_at_its_position_among_other_bytes(value: Any, before: bytes, after: bytes) -> None:
+def test_value_is_decoded_at_a_position_among_other_bytes(value: Any, before: bytes, after: bytes) -> None:
     raw = before + encode(value) + after
     end = len(raw) - len(after)
     for buf in (raw, bytearray(raw), memoryview(raw)):
@@ -157,7 +157,7 @@ def test_text_and_binary_of_256_bytes_take_the_wide_form(make: Any) -> None:
     ids=["list", "map", "array"],
 )
 def test_a_compound_of_255_bytes_takes_the_wide_form(value_of_size: Any) -> None:
-    # The size byte also counts the byte of the count, so 254 bytes of items are the most.
+    # The size byte also counts the byte of the count, so there can be at most 254 bytes of items.
     assert encode(value_of_size(254))[1] == 255
     assert encode(value_of_size(255))[0] & 0x10
     for size in (253, 254, 255, 256):
@@ -202,7 +202,7 @@ def test_a_plain_integer_is_a_long_and_a_tuple_is_a_list() -> None:
         ("e00501e0" + "020050", Array(0xE0, [Array(0x50)])),
     ],
 )
-def test_a_form_that_is_longer_than_it_must_be_is_read_too(raw: str, value: Any) -> None:
+def test_longer_forms_than_necessary_are_read(raw: str, value: Any) -> None:
     decoded, end = decode(bytes.fromhex(raw))
     assert same(decoded, value)
     assert end == skip(bytes.fromhex(raw), 0) == len(raw) // 2
@@ -225,7 +225,7 @@ def test_an_array_with_a_long_item_takes_the_wide_constructor(narrow: int, long:
 
 
 @pytest.mark.parametrize("code", [0x40, 0x41, 0x42, 0x43, 0x44, 0x45])
-def test_an_array_of_items_without_bytes_is_bounded(code: int) -> None:
+def test_array_of_items_without_data_is_bounded(code: int) -> None:
     item = decode(bytes((code,)))[0]
     assert_round_trip(Array(code, [item] * MAX_EMPTY_ARRAY_ITEMS))
     with pytest.raises(EncodeError, match=f"at most {MAX_EMPTY_ARRAY_ITEMS}"):
@@ -254,7 +254,7 @@ def nested(depth: int, wrap: Any) -> Any:
     ],
     ids=["list", "map", "described", "descriptor", "array"],
 )
-def test_values_nest_as_deep_as_allowed_and_no_deeper(wrap: Any) -> None:
+def test_nesting_is_allowed_up_to_the_maximum_depth(wrap: Any) -> None:
     assert_round_trip(nested(MAX_DEPTH - 1, wrap))
     raw = encode(nested(MAX_DEPTH + 1, wrap))
     for read in (decode, decode_plain):
@@ -317,7 +317,7 @@ def test_skip_steps_over_a_chain_of_descriptors(descriptor: Any, value: Any) -> 
     ],
     ids=repr,
 )
-def test_a_value_that_does_not_fit_its_type_is_refused(value: Any) -> None:
+def test_value_out_of_range_for_its_type_is_refused(value: Any) -> None:
     with pytest.raises(EncodeError):
         encode(value)
 
@@ -332,14 +332,14 @@ def test_a_value_that_does_not_fit_its_type_is_refused(value: Any) -> None:
         ("98" + "00" * 15, "ends before its last byte"),
         ("a002", "past the end"),
         ("b0ffffffff", "past the end"),
-        ("a102c328", "not valid"),
-        ("a301ff", "not valid"),
+        ("a102c328", "invalid text"),
+        ("a301ff", "invalid text"),
         ("01", "constructor 0x01"),
         ("57", "constructor 0x57"),
         ("ff", "constructor 0xff"),
-        ("5602", "boolean byte is 0 or 1"),
-        ("730000d800", "no Unicode character"),
-        ("7300110000", "no Unicode character"),
+        ("5602", "boolean byte must be 0 or 1"),
+        ("730000d800", "not a Unicode character"),
+        ("7300110000", "not a Unicode character"),
         ("c000", "ends inside"),
         ("c00000", "size does not fit"),
         ("d0000000030000000040", "size does not fit"),
@@ -365,6 +365,6 @@ def test_malformed_bytes_are_refused_with_a_reason(raw: str, reason: str) -> Non
             read(bytes.fromhex(raw))
 
 
-def test_the_last_of_equal_keys_is_kept() -> None:
+def test_last_of_equal_map_keys_wins() -> None:
     raw = bytes.fromhex("c10904" + "a10161" + "41" + "a30161" + "42")
     assert decode(raw)[0] == {"a": False}

@@ -9,23 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.broker.contract.bus import let_pass
 from tests.cli.blocked_ledger import block
+from tests.emulator.contract.bus import let_pass
 from tests.syphon.bus import connect
 from tests.syphon.pumping import BACKLOG, Pair, bodies, envelope, numbered
 from typer.testing import CliRunner, Result
 
-from twinbus.broker import DEFAULT, QueueDescription
-from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.security import AccessPolicy, Right, connection_string
-from twinbus.cli import backlog as command
+from twinbus.admin_tools import dead_letters as module
+from twinbus.amqp.client.receiver import Delivery, dead_letter
+from twinbus.cli.commands import backlog as command
 from twinbus.cli.main import app
+from twinbus.emulator import DEFAULT, QueueDescription
+from twinbus.emulator.auth.security import AccessPolicy, connection_string
 from twinbus.ledger import NamespaceRole, Operation, OperationKind, Outcome, Stage
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
-from twinbus.operations import dead_letters as module
-from twinbus.syphon.receiver import Delivery, dead_letter
+from twinbus.servicebus.access_rights import Right
+from twinbus.servicebus.entity_descriptions import AuthorizationRule
 
 DEAD = f"{BACKLOG}/$DeadLetterQueue"
 
@@ -241,11 +242,11 @@ async def test_status_shows_depth_age_and_destinations_of_the_backlog(pair: Pair
     assert [" ".join(line.split()) for line in text.splitlines()[-2:]] == ["3 0 orders", "2 0 bills"]
 
 
-async def test_status_shows_what_is_parked_for_a_destination_that_is_down(pair: Pair) -> None:
+async def test_status_shows_what_is_deferred_for_a_destination_that_is_down(pair: Pair) -> None:
     await pair.put([*numbered("orders", range(3)), *numbered("gone", range(2))])
     await pair.drain()
     found = await ask(pair, "status", code=1)
-    assert found["parked"] == {"gone": 2}
+    assert found["deferred"] == {"gone": 2}
     assert "2 2 gone" in " ".join((await invoke(pair, "status")).stdout.split())
 
 
@@ -259,7 +260,7 @@ async def test_status_without_the_right_to_manage_looks_into_the_queues_it_may_l
     text = connection_string(pair.secondary.host, pair.secondary.port, policy)
     result = await invoke(pair, "status", "--secondary", text, "--queues", "3", "--json")
     found = json.loads(result.stdout)
-    assert "no right to manage" in found["administration_error"]
+    assert "lacks the Manage right" in found["administration_error"]
     by_path = {one["path"]: one for one in found["queues"]}
     assert by_path[second]["destinations"] == {"orders": 1}
     assert by_path[second]["messages"] is None
@@ -294,10 +295,10 @@ async def test_status_tells_from_the_ledger_where_sends_go_and_who_drains(pair: 
     found = await ask(pair, "status", "--ledger", ledger)
     assert {one["entity"]: one["state"] for one in found["entities"]} == {"orders": "backlog", "bills": "primary"}
     assert found["last_move"] is None
-    assert "nobody has moved anything home" in (await invoke(pair, "status", "--ledger", ledger)).stdout
+    assert "no message was moved to the primary" in (await invoke(pair, "status", "--ledger", ledger)).stdout
     with LedgerWriter(ledger) as writer:
         writer.record(row("orders", Stage.PRIMARY_SEND, Outcome.DONE))
-    assert "the last message went home" in (await invoke(pair, "status", "--ledger", ledger)).stdout
+    assert "the last message was moved" in (await invoke(pair, "status", "--ledger", ledger)).stdout
 
 
 def row(entity: str, stage: Stage, outcome: Outcome) -> Operation:

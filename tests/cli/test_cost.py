@@ -84,29 +84,32 @@ def test_json_says_how_long_the_drain_takes() -> None:
 def test_people_get_tables() -> None:
     found = lines("--rate", "50", "--outage", "2h", "--clients", "3")
     assert found[:4] == [
-        "polls of 10 queues: 40 an hour, 960 a day, 28,800 in 30 days",
-        "pings while all is failed over: 180 an hour; in this outage 360",
+        "polls of 10 queues: 40 per hour, 960 per day, 28,800 in 30 days",
+        "pings while every entity is failed over: 180 per hour; in this outage 360",
         "diverted: 360,000 messages, 368,640,000 bytes",
-        "drain: 14 min, at 450 a second, bounded by the primary's throttle, which live traffic and receivers share",
+        "drain: 14 min, at 450 per second, limited by the primary's throttle, which live traffic and receivers share",
     ]
     assert "sent to the primary 129,240,000" in found
     assert "diverted: received from the backlog and settled 720,000" in found
     assert "standard: operations 389,909,203 214.00 0.55" in found
     assert "standard: connections 13.008 0.00 0.00" in found
-    assert "all 223.68 0.55" in found
+    assert "total 223.68 0.55" in found
     assert found[-1] == "prices of 2026-10-05: Retail price list, UK South"
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--messages", "52428800"], "drain: 29 h 8 min, at 500 a second"),
-        (["--messages", "500000000"], "drain: 11 days 13 h, at 500 a second"),
-        (["--messages", "500"], "drain: 1 s, at 500 a second"),
+        (["--messages", "52428800"], "drain: 29 h 8 min, at 500 per second"),
+        (["--messages", "500000000"], "drain: 11 days 13 h, at 500 per second"),
+        (["--messages", "500"], "drain: 1 s, at 500 per second"),
         (["--messages", "9", "--rate", "500"], "drain: would never end"),
-        (["--messages", "100", "--drain-rate", "2.5"], "drain: 40 s, at 2 a second, bounded by the syphon's own rate"),
+        (
+            ["--messages", "100", "--drain-rate", "2.5"],
+            "drain: 40 s, at 2 per second, limited by the syphon's own rate",
+        ),
         (["--messages", "9", "--primary-tier", "premium", "--secondary-tier", "premium"], "drain: as fast as"),
-        (["--messages", "9", "--primary-tier", "premium"], "bounded by the secondary's throttle"),
+        (["--messages", "9", "--primary-tier", "premium"], "limited by the secondary's throttle"),
     ],
 )
 def test_people_read_how_long_the_drain_takes(arguments: list[str], text: str) -> None:

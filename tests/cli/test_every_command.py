@@ -21,11 +21,11 @@ from tests.cli.terminal import SECONDS, Terminal
 
 from twinbus import PairedServiceBusClient, SendAvailabilityOptions
 from twinbus.ledger.writer import LedgerWriter
-from twinbus.pairing.connection_strings import ConnectionString
+from twinbus.servicebus.connection_strings import ConnectionString
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
 NAMESPACES = """
 [namespaces.contoso]
 port = 0
@@ -125,7 +125,7 @@ def test_every_command_is_on_the_page() -> None:
 def test_status_before_anything_has_happened(shop: Shop) -> None:
     text = shop.says("status", code=1)
     assert "there are no backlog queues of contoso in 127.0.0.1:" in text
-    assert "A client makes them when it starts" in text
+    assert "A client creates them when it starts" in text
     assert not shop.json("status", code=1)["well"]
 
 
@@ -151,12 +151,12 @@ def test_the_queues_of_the_backlog_are_listed(shop: Shop) -> None:
 
 def test_the_syphon_shows_how_far_it_is_and_ends_when_all_is_home(shop: Shop) -> None:
     with shop.terminal("syphon", "--until-empty", "--rate", "10", "--ledger", "ledger") as terminal:
-        terminal.wait_for("a second, 0 parked")  # a line that changes
+        terminal.wait_for("a second, 0 deferred")  # a line that changes
         code, text = terminal.end()
     assert code == 0
     assert f"{LONG}: 5 moved" in text
     assert "35 moved in" in text
-    assert "the last message went home" in shop.says("status", "--ledger", "ledger")
+    assert "the last message was moved" in shop.says("status", "--ledger", "ledger")
 
 
 def test_ctrl_c_ends_a_syphon_that_runs_for_good(shop: Shop) -> None:
@@ -169,9 +169,9 @@ def test_ctrl_c_ends_a_syphon_that_runs_for_good(shop: Shop) -> None:
 
 def test_the_syphon_says_what_it_cannot_send_to_and_why(shop: Shop) -> None:
     divert(shop, nowhere=2)
-    assert shop.json("syphon", "--until-empty", "--queues", "4", code=1)["parked"] == 2
+    assert shop.json("syphon", "--until-empty", "--queues", "4", code=1)["deferred"] == 2
     text = shop.says("syphon", "--until-empty", "--queues", "4", code=1)
-    assert "nowhere cannot be sent to: amqp:not-found" in text
+    assert "Attaching a sender to nowhere failed: amqp:not-found" in text
 
 
 @pytest.mark.usefixtures("dead_letters")
@@ -179,14 +179,14 @@ def test_dead_letters_are_shown_and_replayed_after_a_question(shop: Shop) -> Non
     assert "RefusedByDestination" in shop.says("backlog", "dead-letters")
     assert len(shop.json("backlog", "dead-letters")["dead_letters"]) == 2
     with shop.terminal("backlog", "replay", "--message-id", "dead-0") as terminal:
-        terminal.wait_for("Send 1 dead letters on to 1 destinations? [y/N]")
+        terminal.wait_for("Send 1 dead letter to 1 destination? [y/N]")
         terminal.type("n\n")
         assert terminal.end()[0] == 1
     with shop.terminal("backlog", "replay", "--message-id", "dead-0") as terminal:
         terminal.wait_for("[y/N]")
         terminal.type("y\n")
         code, text = terminal.end()
-    assert (code, "1 moved, 0 left where they are" in text) == (0, True)
+    assert (code, "1 moved, 0 left in the dead-letter queues" in text) == (0, True)
     assert shop.json("backlog", "replay", "--yes")["moved"] == 1
 
 
@@ -216,7 +216,7 @@ def test_the_ledger_is_shown_and_compacted(shop: Shop) -> None:
 
 
 def test_the_bill_is_estimated(shop: Shop) -> None:
-    assert "40 an hour, 960 a day, 28,800 in 30 days" in shop.says("cost", "estimate")
+    assert "40 per hour, 960 per day, 28,800 in 30 days" in shop.says("cost", "estimate")
     assert shop.json("cost", "estimate", "--rate", "50")["polls"]["days_30"] == 28_800
 
 
@@ -226,10 +226,10 @@ def test_the_syphon_on_spark_shows_how_far_it_is(shop: Shop) -> None:
     with shop.terminal(*command) as terminal:
         terminal.wait_for("remaining")
         code, text = terminal.end()
-    assert code == 1  # what is for `nowhere` is still parked
+    assert code == 1  # what is for `nowhere` is still deferred
     assert "━" in text  # a bar
     found = last_object(text)
-    assert (found["moved"], found["parked"]) == (40, 2)
+    assert (found["moved"], found["deferred"]) == (40, 2)
     assert set(found) == documented()["syphon --spark"]
 
 

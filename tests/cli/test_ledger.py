@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.ledger.rows import DAY, NOON, a_send
+from tests.ledger.stores import Obstinate
 from typer.testing import CliRunner, Result
 
 from twinbus.cli.main import app
@@ -26,7 +27,7 @@ def rows_of(*arguments: str) -> list[dict[str, Any]]:
     result = run("show", *arguments, "--json")
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
-    assert set(answer) == {"rows", "set_aside"}
+    assert set(answer) == {"rows", "unreadable"}
     found: list[dict[str, Any]] = answer["rows"]
     return found
 
@@ -134,7 +135,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_shown(ledger: str, tmp_path
     assert result.stderr == "twinbus ledger: notes.txt was left out: not a file of a ledger\n"
     assert "order-1" in result.stdout
     answer = json.loads(run("show", ledger, "--json").stdout)
-    assert answer["set_aside"] == [{"path": "notes.txt", "reason": "not a file of a ledger"}]
+    assert answer["unreadable"] == [{"path": "notes.txt", "reason": "not a file of a ledger"}]
 
 
 def test_an_id_cannot_talk_to_the_terminal(tmp_path: Path) -> None:
@@ -155,6 +156,11 @@ def test_an_id_cannot_talk_to_the_terminal(tmp_path: Path) -> None:
         (("show", ".", "--limit", "0"), 2, "'--limit'"),
         (("show",), 2, "Missing argument"),
         (("compact", "nowhere"), 1, "there is no ledger at "),
+        (("expire", "nowhere", "--before", "2020-01-01"), 1, "there is no ledger at "),
+        (("expire", "."), 2, "Missing option '--before'"),
+        (("expire", ".", "--before", "soon"), 2, "--before must be a day such as 2026-11-16, not 'soon'"),
+        (("expire", ".", "--before", "9999-01-01", "--force"), 2, "--before must be at most "),
+        (("show", "s3://key:hunter2@bucket"), 2, "must not have a user or password"),
     ],
 )
 def test_mistakes_are_named(arguments: tuple[str, ...], code: int, words: str) -> None:
@@ -169,7 +175,59 @@ def test_compact_says_what_it_did(tmp_path: Path) -> None:
         with LedgerWriter(tmp_path) as writer:
             writer.record(a_send(f"m-{number}", ts=NOON - 400 * DAY))
     result = run("compact", str(tmp_path))
-    assert result.stdout == "3 rows of 3 files are now in 1; 0 old files removed\n"
+    assert result.stdout == "3 rows of 3 files merged into 1 file; 0 old files removed\n"
     answer = json.loads(run("compact", str(tmp_path), "--json").stdout)
-    assert answer == {"replaced_files": 0, "new_files": 0, "rows": 0, "removed_files": 0, "set_aside": []}
+    assert answer == {"replaced_files": 0, "new_files": 0, "rows": 0, "removed_files": 0, "unreadable": []}
     assert len(rows_of(str(tmp_path))) == 3
+
+
+def test_expire_says_what_it_removed(tmp_path: Path) -> None:
+    for days in (400, 401):
+        with LedgerWriter(tmp_path) as writer:
+            writer.record(a_send(ts=NOON - days * DAY))
+    before = ("expire", str(tmp_path), "--before", "2025-10-13")
+    shown = run(*before, "--dry-run").stdout.splitlines()
+    assert shown[0].split() == ["day", "files", "size"]
+    assert [line.split()[:2] for line in shown[1:3]] == [["2025-10-11", "1"], ["2025-10-12", "1"]]
+    assert shown[3].startswith("2 days, 2 files, ")
+    assert shown[3].endswith(" would be removed; nothing was removed")
+    answer = json.loads(run(*before, "--json").stdout)
+    assert set(answer) == {"before", "dry_run", "days", "files", "bytes"}
+    assert [set(day) for day in answer["days"]] == [{"day", "files", "bytes"}] * 2
+    assert (answer["before"], answer["dry_run"], answer["files"]) == ("2025-10-13", False, 2)
+    assert run(*before).stdout == "0 days, 0 files, 0 bytes removed; days before 2025-10-13 are expired\n"
+    assert run("show", str(tmp_path)).stdout == "no rows\n"
+
+
+def test_storage_options_go_to_the_driver() -> None:
+    result = run("show", "obstinate://nowhere", "--storage-option", "skip_instance_cache=true")
+    assert (result.exit_code, result.stderr) == (1, "twinbus ledger: there is no ledger at obstinate://nowhere\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["hunter2"], "--storage-option must be KEY=VALUE; number 1 is not"),
+        (["a=b", "=hunter2"], "--storage-option must be KEY=VALUE; number 2 is not"),
+        (["a=hunter2", "a=hunter2"], "--storage-option a must be given only once"),
+        (["a={hunter2"], "the value of --storage-option a must be JSON"),
+    ],
+)
+def test_a_bad_storage_option_is_refused_without_its_value(given: list[str], words: str) -> None:
+    for command in (("show", "."), ("compact", "."), ("expire", ".", "--before", "2020-01-01")):
+        result = run(*command, *(part for one in given for part in ("--storage-option", one)))
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert "hunter2" not in result.output
+
+
+def test_an_error_of_a_driver_is_one_line_without_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("the key hunter2 is bad\nand more")
+
+    monkeypatch.setattr(Obstinate, "exists", refuse)
+    result = run("show", "obstinate://x", "--storage-option", 'client={"key": "hunter2"}')
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "twinbus ledger: the store failed: the key … is bad (RuntimeError)\n",
+    )

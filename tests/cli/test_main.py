@@ -8,7 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from twinbus.cli.main import HOMES, Commands, app
+from twinbus.cli.main import COMMAND_LOCATIONS, Commands, app
 
 #: Slow to load, and not needed by every command.
 HEAVY = {"azure", "cryptography", "pandas", "pyarrow", "pyspark"}
@@ -36,7 +36,7 @@ def test_a_command_loads_what_it_needs_and_no_more(command: str, needed: set[str
     assert loaded_by(command) & HEAVY <= needed
 
 
-@pytest.mark.parametrize("name", HOMES)
+@pytest.mark.parametrize("name", COMMAND_LOCATIONS)
 def test_every_command_is_where_it_is_said_to_be(name: str) -> None:
     assert Commands()[name].name == name
     shown = CliRunner().invoke(app, [name, "--help"])
@@ -47,7 +47,7 @@ def test_every_command_is_where_it_is_said_to_be(name: str) -> None:
 def test_the_help_lists_all_commands() -> None:
     shown = CliRunner().invoke(app, ["--help"])
     assert shown.exit_code == 0
-    assert [name for name in HOMES if name not in shown.output] == []
+    assert [name for name in COMMAND_LOCATIONS if name not in shown.output] == []
 
 
 def test_an_unknown_command_is_bad_usage_and_a_near_one_is_suggested() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipeline.report.made import START, Made
+from tests.pipeline.report.made import START, LeftOut, Made
+from tests.tables.result_files import GENERATION_ROW, ResultFiles
 from typer.testing import CliRunner, Result
 
 from twinbus.cli.main import app
-from twinbus.pipeline.report.formats import DAY, HOUR
-from twinbus.pipeline.results import SNAPSHOTS
+from twinbus.report.render.formats import DAY, HOUR
 
 WIDE = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
 NAMES = ["orders", "events"]
@@ -71,6 +71,7 @@ def test_json_has_what_the_contract_says(store: Path) -> None:
     }  # fmt: skip
     assert found["verdict"] == {
         "word": "lost", "sentence": "1 accepted message did not arrive.", "details": [], "valid": False,
+        "verdict": "invalid",
     }  # fmt: skip
     assert found["reconciliation"]["lost"] == found["anomalies"]["count"] == 1
     assert found["anomalies"]["shown"][0]["message_id"] == "id-1"
@@ -82,8 +83,14 @@ def test_json_has_what_the_contract_says(store: Path) -> None:
     assert [one["entity"] for one in found["timeline"]] == ["events", "orders"]
     assert {one["state"] for one in found["timeline"][1]["intervals"]} == {"suspect", "failed_over", "draining"}
     assert (found["backlog"]["now"], found["backlog"]["peak"]) == (0, 400)
-    assert found["source"]["versions"] == {"twinbus": "0.1.0", "spark": "4.3.0"}
-    assert found["gaps"] == {"dropped_rows": 0, "set_aside": []}
+    assert found["source"] == {
+        "results": f"file://{store}", "snapshot": 1, "made_at": "2026-11-04T00:00:00.000000Z",
+        "rows": 2 * 2 * 1_000 * 72 + 500 + 500, "files": 3, "versions": {"twinbus": "0.1.0", "spark": "4.3.0"},
+    }  # fmt: skip
+    assert set(found["anomalies"]["shown"][0]) == {
+        "word", "destination", "message_id", "first_at", "last_at", "sends", "moves", "arrivals", "evidence",
+    }  # fmt: skip
+    assert found["gaps"] == {"dropped_rows": 0, "left_out": []}
 
 
 def test_the_cost_is_that_of_the_usage(store: Path) -> None:
@@ -137,7 +144,7 @@ def test_prices_tiers_and_subscriptions_are_those_that_were_asked_for(store: Pat
         (["--since", "2026-11-31"], "--since must be a day or a time, such as 2026-11-01"),
         (["--until", "yesterday"], "--until must be a day or a time"),
         (["--since", "2026-11-01T13:30"], "--since must be a whole hour"),
-        (["--since", "1960-01-01"], "--since must not be before 1970"),
+        (["--since", "1960-01-01"], "--since must be 1970 or later"),
         (["--since", "2026-11-02", "--until", "2026-11-02"], "--until must be later than 2026-11-02T00:00"),
         (["--since", "2027-01-01"], "--since must be earlier than 2026-11-04T00:00, where the results end"),
         (["--since", "0001-01-01T00:00+23:00"], "--since must be a day or a time"),
@@ -154,48 +161,139 @@ def test_bad_usage_is_refused_with_the_name_of_the_option(store: Path, arguments
     assert words in refused(2, store, *arguments)
 
 
-def test_a_place_where_no_files_can_be_is_bad_usage() -> None:
-    assert "sftp" in refused(2, "sftp://somewhere/results")
+def test_an_unknown_protocol_is_bad_usage() -> None:
+    assert "nosuch" in refused(2, "nosuch://somewhere/results")
 
 
 def test_without_results_it_says_how_to_make_them(tmp_path: Path) -> None:
     assert "run `twinbus pipeline run` first" in refused(1, tmp_path / "ledger")
 
 
-def test_results_of_a_later_release_are_refused(store: Path, tmp_path: Path) -> None:
-    snapshot = {"version": 2, "versions": {"twinbus": "9.9"}}
-    (tmp_path / SNAPSHOTS).mkdir()
-    (tmp_path / SNAPSHOTS / "0000000001.json").write_text(json.dumps(snapshot))
+def test_results_of_a_later_release_are_refused(tmp_path: Path) -> None:
+    ResultFiles(tmp_path).generation(version=GENERATION_ROW["version"] + 1, twinbus="9.9")
     assert "later release of twinbus (9.9)" in refused(1, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', '{"version": "x", "versions": {}}', "\xff"])
-def test_a_damaged_snapshot_is_said_to_be_damaged(tmp_path: Path, text: str) -> None:
-    (tmp_path / SNAPSHOTS).mkdir()
-    (tmp_path / SNAPSHOTS / "0000000001.json").write_bytes(text.encode("latin-1"))
-    assert "the results are damaged" in refused(1, tmp_path)
+def test_results_in_another_format_need_spark(tmp_path: Path) -> None:
+    ResultFiles(tmp_path).generation(format="delta")
+    assert "without Spark only Parquet is read: read them with `twinbus.spark.read_table`" in refused(1, tmp_path)
 
 
-def test_when_the_newest_results_cannot_be_read_older_ones_are_told_and_said_to_be_older(tmp_path: Path) -> None:
-    Made(days=1).traffic(NAMES).judged(NAMES).write(tmp_path)
-    (tmp_path / SNAPSHOTS / "0000000002.json").write_text('{"version": 1, "run": "2026')
+def test_results_that_a_run_was_writing_when_it_was_killed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinbus.tables.result_reader.PATIENCE", 0.3)
+    files = Made(days=1).traffic(NAMES).write(tmp_path)
+    files.generation(state="writing")
+    assert "a run that began at 2026-11-08 00:00:00 UTC is writing the results" in refused(1, tmp_path)
+    files.remove("_generation")
+    assert "`_generation` is missing" in refused(1, tmp_path)
+
+
+@pytest.mark.parametrize("table", ["usage", "activity", "latency", "verdicts", "anomalies", "_inputs", "_generation"])
+@pytest.mark.parametrize("damage", ["cut", "foreign"])
+def test_a_damaged_table_is_said_to_be_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, damage: str
+) -> None:
+    monkeypatch.setattr("twinbus.tables.result_reader.PATIENCE", 0.3)
+    made = Made(days=1).traffic(NAMES).outage(NAMES, START + HOUR, 5).judged(NAMES)
+    made.anomaly("lost", "id-1", "orders").write(tmp_path)
+    file = next(one for one in tmp_path.rglob("*.parquet") if table in one.parts)
+    file.write_bytes(file.read_bytes()[:-7] if damage == "cut" else b"PAR1 of something else PAR1")
+    assert f"the results are damaged: {file} cannot be read" in refused(1, tmp_path)
+
+
+def test_a_removed_day_is_not_taken_for_a_day_without_messages(tmp_path: Path) -> None:
+    files = Made(days=3).traffic(NAMES).judged(NAMES).write(tmp_path)
+    files.remove("usage/day=2026-11-02")
+    assert "usage has no rows of 2026-11-02" in refused(1, tmp_path)
+    files.remove("usage")
+    assert "usage has no rows of 2026-11-01" in refused(1, tmp_path)
+
+
+def test_expired_days_are_not_damage(tmp_path: Path) -> None:
+    Made(days=3).traffic(NAMES).judged(NAMES).write(tmp_path).remove("usage/day=2026-11-01")
+    assert answer(tmp_path)["period"]["since"] == "2026-11-02T00:00:00.000000Z"
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_an_unreadable_file_makes_the_verdict_unknown(tmp_path: Path, lost: int) -> None:
+    made = Made(days=1, left_out=[LeftOut("odd.parquet", "unreadable", "not Parquet")])
+    made.traffic(NAMES).judged(NAMES, lost=lost).write(tmp_path)
     found = answer(tmp_path)
-    assert found["source"]["snapshot"] == 1
-    assert found["verdict"]["details"] == [
-        "There are newer results, which cannot be read: run `twinbus pipeline run` again."
-    ]
+    assert (found["verdict"]["word"], found["verdict"]["valid"], found["verdict"]["verdict"]) == (
+        "unknown",
+        None,
+        "unknown",
+    )
+    assert (found["reconciliation"]["valid"], found["reconciliation"]["verdict"]) == (None, "unknown")
+    assert found["reconciliation"]["lost"] == lost
+    assert found["gaps"]["left_out"] == [{"path": "day=2026-11-01/odd.parquet", "reason": "not Parquet"}]
+    lines = run(tmp_path).stdout.splitlines()
+    assert lines[0] == "✗ Whether everything arrived is unknown: 1 file of the ledger could not be read."
+    assert "Is anything missing? Not known." in run(tmp_path).stdout
 
 
-@pytest.mark.parametrize("rollup", ["usage", "activity", "latency", "anomalies"])
-@pytest.mark.parametrize("damage", ["gone", "cut", "foreign"])
-def test_a_damaged_table_is_said_to_be_damaged(tmp_path: Path, rollup: str, damage: str) -> None:
-    Made(days=1).traffic(NAMES).outage(NAMES, START + HOUR, 5).judged(NAMES).write(tmp_path)
-    file = next(one for one in tmp_path.rglob("*.parquet") if rollup in one.parts)
-    if damage == "gone":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[:-7] if damage == "cut" else b"PAR1 of something else PAR1")
-    assert "the results are damaged" in refused(1, tmp_path)
+def test_a_ledger_of_unreadable_files_only_is_not_an_empty_one(tmp_path: Path) -> None:
+    Made(left_out=[LeftOut("odd.parquet", "unreadable", "not Parquet")]).judged([]).write(tmp_path)
+    assert answer(tmp_path)["verdict"]["valid"] is None
+    text = run(tmp_path).stdout
+    assert "Nothing yet" not in text
+    assert "Is anything missing? Nothing" not in text
+
+
+def test_without_reconciliation_there_is_no_summary_even_if_old_tables_are_there(tmp_path: Path) -> None:
+    made = Made(days=1).traffic(NAMES).judged(NAMES).anomaly("lost", "id-1", "orders")
+    made.is_reconciled = False
+    made.write(tmp_path)
+    found = answer(tmp_path)
+    assert (found["reconciliation"], found["anomalies"]) == (None, {"count": 0, "shown": []})
+    assert (found["verdict"]["word"], found["verdict"]["valid"], found["verdict"]["verdict"]) == (
+        "not_reconciled",
+        False,
+        "unknown",
+    )
+
+
+def test_time_without_rows_is_not_billed_whatever_period_is_asked_for(tmp_path: Path) -> None:
+    Made().traffic(NAMES, days=[0, 4]).write(tmp_path)
+
+    def hours(*arguments: str) -> list[str]:
+        charges = answer(tmp_path, *arguments)["cost"]["charges"]
+        return [one["quantity"] for one in charges if one["item"] == "base"]
+
+    assert hours() == ["48"]
+    assert hours("--since", "2026-10-01", "--until", "2027-02-01") == ["48"]
+    assert hours("--since", "2026-11-01T18:00", "--until", "2026-11-05T02:00") == ["8"]
+    assert hours("--since", "2026-11-02", "--until", "2026-11-05") == []
+    assert hours("--until", "2026-11-03") == ["24"]
+
+
+def test_results_are_read_from_a_url_with_storage_options(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}-{id(tmp_path)}/ledger-results"
+    Made(days=1).traffic(NAMES).judged(NAMES).write(url)
+    found = answer(url, "--storage-option", "anon=true", "--storage-option", 'client_kwargs={"endpoint_url": "x"}')
+    assert (found["verdict"]["verdict"], found["source"]["results"]) == ("valid", url)
+    assert answer(url.removesuffix("-results"))["source"]["results"] == url
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("secret", "--storage-option must be KEY=VALUE; number 1 is not"),
+        ("=secret", "--storage-option must be KEY=VALUE"),
+        ("key={secret", "--storage-option key must be JSON, as it begins with {"),
+    ],
+)
+def test_bad_storage_options_are_refused_without_their_value(store: Path, option: str, words: str) -> None:
+    text = refused(2, store, "--storage-option", option)
+    assert words in text
+    assert "secret" not in text
+
+
+def test_a_storage_option_given_twice_is_refused(store: Path) -> None:
+    text = refused(2, store, "--storage-option", "key=a", "--storage-option", "key=b")
+    assert "--storage-option key must be given only once" in text
 
 
 def test_a_file_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -> None:
@@ -219,7 +317,7 @@ def test_neither_spark_nor_the_sdk_is_loaded(store: Path, tmp_path: Path) -> Non
 def test_without_jinja2_the_rest_works_and_html_says_what_to_install(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("jinja2", "twinbus.pipeline.report.html"):
+    for name in ("jinja2", "twinbus.report.render.html"):
         monkeypatch.setitem(sys.modules, name, None)
     assert run(store).exit_code == 0
-    assert "pip install 'twinbus[report]'" in refused(1, store, "--html", tmp_path / "report.html")
+    assert "the extra `report`: pip install '.[report]'" in refused(1, store, "--html", tmp_path / "report.html")

@@ -20,13 +20,13 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError, ServiceBusServerBusyError
-from tests.broker.wire import ServeProcess, administration
+from tests.emulator.wire import ServeProcess, administration
 from typer.testing import CliRunner
 
-from twinbus.amqp.frames import SASL_HEADER
-from twinbus.broker.security import ROOT_POLICY
+from twinbus.amqp.codec.frames import SASL_HEADER
 from twinbus.cli.main import app
-from twinbus.pairing.connection_strings import ConnectionString
+from twinbus.emulator.auth.security import ROOT_POLICY
+from twinbus.servicebus.connection_strings import ConnectionString
 
 pytestmark = pytest.mark.slow
 
@@ -316,7 +316,7 @@ def test_a_control_port_that_is_taken_is_one_line_with_the_option(tmp_path: Path
         finished = run("--data", str(tmp_path), *ONE, "--control-port", str(port))
     assert (finished.returncode, finished.stdout) == (1, "")
     why = f"--control-port: cannot listen on 127.0.0.1, port {port}: Address already in use"
-    assert finished.stderr == f"twinbus serve: {why}\n"
+    assert finished.stderr == f"twinbus serve: {why}; --control-port 0 picks a free one\n"
 
 
 def test_a_data_folder_in_use_is_one_line_and_exit_1(tmp_path: Path) -> None:

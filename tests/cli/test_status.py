@@ -16,15 +16,16 @@ from tests.syphon.bus import connect
 from tests.syphon.pumping import BACKLOG, Pair, envelope, numbered
 from typer.testing import Result
 
-from twinbus.broker import DEFAULT, Fault, Kind, Namespace, NamespaceConfig, Operation, QueueDescription
-from twinbus.broker.config import PolicyConfig
-from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.security import AccessPolicy, Right, connection_string
-from twinbus.cli import pair_status
+from twinbus.cli.commands import pair_status
+from twinbus.emulator import DEFAULT, Fault, FaultKind, FaultPoint, Namespace, NamespaceConfig, QueueDescription
+from twinbus.emulator.auth.security import AccessPolicy, connection_string
+from twinbus.emulator.config.namespace_file import PolicyConfig
 from twinbus.ledger import Outcome, Stage
 from twinbus.ledger.writer import LedgerWriter
+from twinbus.servicebus.access_rights import Right
+from twinbus.servicebus.entity_descriptions import AuthorizationRule
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "at-three-in-the-morning.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "status.md"
 SECOND = "contoso/x-servicebus-transfer/1"
 WRONG = "c2VjcmV0"
 
@@ -33,23 +34,23 @@ EXPLAINED = {
     "primary: does not answer",
     "secondary: does not answer",
     "refuses: the key is wrong",
-    "its name must be asked for, or given: --primary-name",
+    "so twinbus must ask for its name: give --primary-name",
     "sizes are not known",
     "there are no backlog queues of",
     "Primary and secondary look swapped",
     "not used:",
-    "that --queues says do not exist",
+    "of --queues do not exist",
     "not in use",
-    "may be looked into",
+    "can be read",
     "amqp:unauthorized-access",
     "the backlog is empty",
     "dead letters",
-    "parked",
+    "deferred",
     "full",
     "oldest",
-    "nobody has moved anything home in that time",
-    "the last message went home",
-    "the ledger has no rows of that time",
+    "no message was moved to the primary in this period",
+    "the last message was moved",
+    "the ledger has no rows of this period",
     "sends go to",
     "backlog",
     "suspect",
@@ -125,7 +126,7 @@ async def test_the_rights_of_a_syphon_are_enough_to_see_that_all_is_well(shop: S
     assert text.splitlines()[:3] == [
         "primary: answers",
         "secondary: answers",
-        "sizes are not known: the key has no right to manage",
+        "sizes are not known: the key lacks the Manage right",
     ]
 
 
@@ -141,7 +142,7 @@ async def test_a_dead_letter_is_seen_by_those_who_may_only_listen(shop: Shop) ->
 
 
 async def test_dead_letters_are_counted_only_so_far(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_status, "LOOK_AT_DEAD", 3)
+    monkeypatch.setattr(pair_status, "MAX_PEEKED_DEAD", 3)
     await give_up(shop, numbered("orders", range(5)), "Bad")
     found = await check_json(shop, code=1)
     assert [(one["dead_letters"], one["more_dead_letters"]) for one in found["queues"]] == [(3, True)]
@@ -158,8 +159,8 @@ async def test_what_may_not_be_looked_into_is_not_well(shop: Shop) -> None:
     explained("amqp:unauthorized-access", text)
     await shop.secondary.create(QueueDescription(SECOND))
     text = await check(shop, "--secondary", shop.secondary_of("sender"), "--queues", "2", code=1)
-    explained("may be looked into", text)
-    assert "none of 2 backlog queues may be looked into: amqp:unauthorized-access" in text
+    explained("can be read", text)
+    assert "none of 2 backlog queues can be read: amqp:unauthorized-access" in text
 
 
 # ---- the primary's key ----
@@ -194,7 +195,7 @@ async def test_the_key_of_one_queue_is_good_if_the_connection_string_names_the_q
 
 async def test_a_primary_that_takes_no_tokens_now_does_not_answer(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_status, "REACH_SECONDS", 1.0)
-    shop.primary.faults.add(Fault(Kind.SLOW, on=frozenset({Operation.TOKEN}), delay=30))
+    shop.primary.faults.add(Fault(FaultKind.SLOW, on=frozenset({FaultPoint.TOKEN}), delay=30))
     explained("primary: does not answer", await check(shop, code=1))
 
 
@@ -208,7 +209,7 @@ async def test_a_namespace_that_is_down_does_not_answer(shop: Shop) -> None:
 async def test_a_primary_that_is_down_and_known_by_its_address_has_to_be_named(shop: Shop) -> None:
     await shop.primary.close()
     text = await managed(shop, code=1)
-    explained("its name must be asked for, or given: --primary-name", text)
+    explained("so twinbus must ask for its name: give --primary-name", text)
 
 
 # ---- queues that are not there, or not known ----
@@ -220,29 +221,30 @@ async def test_a_name_that_nobody_has_is_not_well_and_the_names_that_there_are_a
     explained("there are no backlog queues of", text)
     where = f"127.0.0.1:{shop.secondary.port}"
     assert text.splitlines()[-1] == (
-        f"there are no backlog queues of contosso in {where}, but of contoso, tailspin: is --primary-name right?"
+        f"there are no backlog queues of contosso in {where}, but there are some of contoso, tailspin:"
+        " is --primary-name right?"
     )
 
 
 async def test_of_many_names_only_some_are_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_status, "MOST_NAMES", 1)
+    monkeypatch.setattr(pair_status, "MAX_NAMES", 1)
     for name in ("tailspin", "wingtip"):
         await shop.secondary.create(QueueDescription(f"{name}/x-servicebus-transfer/0"))
-    assert "but of contoso and 2 more:" in await managed(shop, "--primary-name", "contosso", code=1)
+    assert "but there are some of contoso and 2 more:" in await managed(shop, "--primary-name", "contosso", code=1)
 
 
 async def test_a_name_that_nobody_has_is_not_well_for_those_who_may_only_listen(shop: Shop) -> None:
     found = await check_json(shop, "--primary-name", "contosso", code=1)
     assert (found["well"], found["queues"], len(found["missing"])) == (False, [], 10)
     assert found["backlog_error"] == (
-        f"there are no backlog queues of contosso in 127.0.0.1:{shop.secondary.port}: is it the right pair?"
-        " A client makes them when it starts"
+        f"there are no backlog queues of contosso in 127.0.0.1:{shop.secondary.port}: is this the right pair?"
+        " A client creates them when it starts"
     )
 
 
 async def test_before_any_client_has_started_there_is_no_backlog_and_that_is_not_well(shop: Shop) -> None:
     await shop.secondary.delete(BACKLOG)
-    assert "A client makes them when it starts" in await managed(shop, code=1)
+    assert "A client creates them when it starts" in await managed(shop, code=1)
 
 
 async def test_queues_beyond_the_number_are_looked_into_by_those_who_may_only_listen(shop: Shop) -> None:
@@ -259,10 +261,10 @@ async def test_queues_beyond_the_number_are_looked_into_by_those_who_may_only_li
 @pytest.mark.parametrize("who", [check, managed])
 async def test_more_queues_than_there_are_is_said_and_is_no_harm(shop: Shop, who: Any) -> None:
     text = await who(shop, "--queues", "3", code=0)
-    explained("that --queues says do not exist", text)
+    explained("of --queues do not exist", text)
     assert text.splitlines()[-2:] == [
         "the backlog is empty: nothing in 1 queue",
-        "2 of the 3 queues that --queues says do not exist",
+        "2 of the 3 backlog queues of --queues do not exist",
     ]
 
 
@@ -270,7 +272,7 @@ async def test_a_queue_that_would_lose_messages_is_shown_and_is_not_well(shop: S
     await shop.secondary.create(QueueDescription(SECOND, max_delivery_count=10))
     text = await managed(shop, "--queues", "2", code=1)
     explained("not used:", text)
-    assert "not used: max_delivery_count is 10: messages would be given up" in text
+    assert "not used: max_delivery_count is 10: messages would be dead-lettered" in text
     result = await invoke(shop, "status", "--queues", "2", "--json")
     found = json.loads(result.stdout)
     assert not found["well"]
@@ -319,11 +321,11 @@ async def test_a_primary_that_may_not_be_asked_is_not_called_swapped(shop: Shop)
 # ---- the ledger, and what waits ----
 
 
-async def test_what_waits_and_what_is_parked_is_shown(shop: Shop) -> None:
+async def test_what_waits_and_what_is_deferred_is_shown(shop: Shop) -> None:
     await shop.put([*numbered("orders", range(3)), *numbered("gone", range(2))])
     await shop.drain()
     text = await managed(shop, code=1)
-    for phrase in ("parked", "full", "oldest"):
+    for phrase in ("deferred", "full", "oldest"):
         explained(phrase, text)
 
 
@@ -338,11 +340,11 @@ def ledger_of(folder: Path, *rows: tuple[str, Stage, Outcome, float]) -> tuple[s
 async def test_the_ledger_tells_when_something_last_went_home_and_not_who_drains(shop: Shop, tmp_path: Path) -> None:
     diverted = ("orders", Stage.BACKLOG_SEND, Outcome.DONE, 460.0)
     text = await managed(shop, *ledger_of(tmp_path / "diverted", diverted), code=0)
-    explained("nobody has moved anything home in that time", text)
+    explained("no message was moved to the primary in this period", text)
     moved = ("orders", Stage.PRIMARY_SEND, Outcome.DONE, 450.0)
     text = await managed(shop, *ledger_of(tmp_path / "moved", diverted, moved), code=0)
-    explained("the last message went home", text)
-    assert re.fullmatch(r"the last message went home 7 min \d+ s ago", text.splitlines()[-1])
+    explained("the last message was moved", text)
+    assert re.fullmatch(r"the last message was moved 7 min \d+ s ago", text.splitlines()[-1])
     assert "draining" not in text
 
 
@@ -360,7 +362,7 @@ async def test_the_ledger_tells_where_sends_go(shop: Shop, tmp_path: Path) -> No
 
 async def test_a_ledger_without_rows_of_that_time_says_so(shop: Shop, tmp_path: Path) -> None:
     given = ledger_of(tmp_path, ("orders", Stage.DIRECT, Outcome.DONE, 90))
-    explained("the ledger has no rows of that time", await managed(shop, *given, "--minutes", "1", code=0))
+    explained("the ledger has no rows of this period", await managed(shop, *given, "--minutes", "1", code=0))
 
 
 # ---- the page ----

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from twinbus.cli.failing import as_option, reason_with_place, system_words
+from twinbus.cli.failures import describe_os_error, os_error_text, with_option_name
 from twinbus.cli.text import aligned
 
 
@@ -31,12 +31,12 @@ def test_a_long_name_stays_in_one_piece_at_the_end_of_its_line() -> None:
     ],
 )
 def test_what_the_library_says_of_a_field_is_said_of_the_option(said: str, shown: str) -> None:
-    assert as_option(said) == shown
+    assert with_option_name(said) == shown
 
 
 def test_an_error_of_the_system_is_told_in_its_words_with_the_file_and_without_a_number() -> None:
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)")
-    assert system_words(refused) == "Connection refused"
-    assert reason_with_place(FileNotFoundError(errno.ENOENT, "No such file or directory", "a.toml")) == (
+    assert os_error_text(refused) == "Connection refused"
+    assert describe_os_error(FileNotFoundError(errno.ENOENT, "No such file or directory", "a.toml")) == (
         "a.toml: No such file or directory"
     )

@@ -10,10 +10,11 @@ from tests.cli.test_backlog import pair as pair
 from tests.cli.test_syphon import ended, start
 from tests.syphon.pumping import BACKLOG, Pair, numbered
 
-from twinbus.broker import Namespace
-from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.security import AccessPolicy, Right, connection_string
-from twinbus.pairing.connection_strings import ConnectionString
+from twinbus.emulator import Namespace
+from twinbus.emulator.auth.security import AccessPolicy, connection_string
+from twinbus.servicebus.access_rights import Right
+from twinbus.servicebus.connection_strings import ConnectionString
+from twinbus.servicebus.entity_descriptions import AuthorizationRule
 
 pytestmark = pytest.mark.slow
 
@@ -68,14 +69,15 @@ async def test_a_secondary_that_is_down_is_named(pair: Pair, command: tuple[str,
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_a_wrong_key_for_the_primary_is_no_outage(pair: Pair, command: tuple[str, ...]) -> None:
     said = await refused(pair, *command, "--primary", with_wrong_key(pair.primary))
-    assert f"the primary 127.0.0.1:{pair.primary.port} refuses: the key is wrong, or has no right to manage" in said
+    where = f"the primary 127.0.0.1:{pair.primary.port}"
+    assert f"{where} refuses the key of --primary: it is wrong, or lacks the Manage right" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_a_wrong_key_for_the_secondary_is_named(pair: Pair, command: tuple[str, ...]) -> None:
     said = await refused(pair, *command, "--secondary", with_wrong_key(pair.secondary))
     assert f"127.0.0.1:{pair.secondary.port}" in said
-    assert "the key is wrong" in said or "InvalidSignature" in said
+    assert "refuses the key of --secondary: it is wrong" in said or "InvalidSignature" in said
 
 
 async def test_a_primary_that_nobody_has_paired_is_named(pair: Pair) -> None:

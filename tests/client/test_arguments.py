@@ -1,4 +1,4 @@
-"""How a paired client is given its namespaces: in our forms and in the SDK's."""
+"""Arguments of the paired client, in twinbus's forms and the SDK's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from azure.servicebus import ServiceBusMessage
 import twinbus
 import twinbus.aio
 from twinbus import Namespace, Route, SendAvailabilityOptions
-from twinbus.client.arguments import Arguments, read_arguments
+from twinbus.client.client_arguments import Arguments, read_arguments
 
 KEY = "c2VjcmV0"
 
@@ -76,20 +76,20 @@ def test_every_form_names_two_namespaces(positional: tuple[Any, ...], named: dic
 
 
 @pytest.mark.parametrize("credential", CREDENTIALS, ids=lambda one: type(one).__name__)
-def test_a_credential_in_second_place_is_a_credential(credential: Any) -> None:
+def test_second_positional_argument_can_be_a_credential(credential: Any) -> None:
     given = read("contoso", credential, environment={"TWINBUS_SECONDARY_NAMESPACE": "standby"})
     assert hosts(given) == ("contoso", "standby")
     assert given.primary.credential is given.secondary.credential is credential
 
 
-def test_a_secondary_that_is_not_given_is_taken_from_the_environment() -> None:
+def test_missing_secondary_is_read_from_the_environment() -> None:
     assert hosts(read(PRIMARY, environment={"TWINBUS_SECONDARY": SECONDARY})) == ("contoso", "standby")
     environment = {"TWINBUS_SECONDARY_NAMESPACE": "standby", "TWINBUS_SECONDARY": THIRD}
     assert hosts(read("contoso", TOKEN, environment=environment)) == ("contoso", "standby")
     assert hosts(read(("contoso", TOKEN), environment=environment)) == ("contoso", "standby")
 
 
-def test_with_it_comes_the_primarys_name() -> None:
+def test_primary_name_is_read_from_the_environment() -> None:
     environment = {"TWINBUS_SECONDARY": SECONDARY, "TWINBUS_PRIMARY_NAME": "shop"}
     assert read(PRIMARY, environment=environment).options.primary_name == "shop"
     named = SendAvailabilityOptions(primary_name="mine")
@@ -97,7 +97,7 @@ def test_with_it_comes_the_primarys_name() -> None:
     assert read(PRIMARY, SECONDARY, environment=environment).options.primary_name is None
 
 
-def test_client_options_hold_for_both_but_for_the_address_of_the_primary() -> None:
+def test_client_options_apply_to_both_except_the_primary_address() -> None:
     given = read(PRIMARY, SECONDARY, user_agent="shop", custom_endpoint_address="sb://gateway")
     assert given.primary.client_options == {"user_agent": "shop", "custom_endpoint_address": "sb://gateway"}
     assert given.secondary.client_options == {"user_agent": "shop"}
@@ -121,13 +121,30 @@ def test_client_options_hold_for_both_but_for_the_address_of_the_primary() -> No
         ((), {"credential": TOKEN}, TypeError, "primary is missing"),
         (("contoso",), {}, TypeError, "credential must have get_token.* not a NoneType"),
         (("contoso", KEY), {}, TypeError, "credential must have get_token.* not a str"),
-        (("contoso", None), {"secondary": SECONDARY}, TypeError, "credential must have get_token"),
+        (("contoso", None), {"secondary": SECONDARY}, TypeError, "credential must have get_token.* not a NoneType"),
+        (("contoso",), {"secondary": "standby"}, TypeError, "credential must have get_token.* not a NoneType"),
+        (("contoso", TOKEN, SECONDARY), {}, TypeError, "options must be a SendAvailabilityOptions, not a str"),
+        (((PRIMARY, TOKEN), SECONDARY), {}, ValueError, "primary: fully_qualified_namespace must be the host"),
+        ((), {"primary": PRIMARY, "secondary": (SECONDARY, TOKEN)}, ValueError, "secondary: fully_qualified_namespace"),
+        (((17, TOKEN), SECONDARY), {}, TypeError, "primary: fully_qualified_namespace must be a str, not 17"),
+        ((PRIMARY, SECONDARY), {"user_agent": 7}, TypeError, "user_agent must be a str, not 7"),
+        ((PRIMARY, SECONDARY), {"auth_timeout": "7"}, TypeError, "auth_timeout must be a number, not '7'"),
+        ((PRIMARY, SECONDARY), {"keep_alive": "7"}, TypeError, "keep_alive must be a number, not '7'"),
+        (
+            (PRIMARY, SECONDARY),
+            {"http_proxy": {"proxy_hostname": f"http://agent:{KEY}@proxy", "proxy_port": 3128}},
+            ValueError,
+            "proxy_hostname must have no login",
+        ),
         (("contoso", object()), {}, TypeError, "credential must have get_token.* not a object"),
+        (("contoso", KEY), {"secondary": SECONDARY}, TypeError, "credential must have get_token.* not a str"),
+        (("contoso", 7), {"secondary": ("standby", TOKEN)}, TypeError, "credential must have get_token.* not a int"),
+        (("contoso", Token), {"secondary": "standby"}, TypeError, "credential must have get_token.* not a type"),
         (("contoso",), {"credential": KEY, "secondary": "standby"}, TypeError, "credential must have get_token"),
         ((PRIMARY, ("standby", KEY)), {}, TypeError, "secondary: credential must have get_token"),
         ((PRIMARY, 17), {}, TypeError, "secondary: a namespace is given as a connection string.* not as a int"),
         ((17, SECONDARY), {}, TypeError, "primary: a namespace is given as a connection string.* not as a int"),
-        ((PRIMARY, "standby"), {}, ValueError, "secondary: a connection string is name=value"),
+        ((PRIMARY, "standby"), {}, ValueError, "secondary: a connection string must be name=value"),
         ((PRIMARY, ""), {}, ValueError, "secondary: Endpoint is missing"),
         (("Endpoint=sb://x", SECONDARY), {}, ValueError, "primary: SharedAccessKeyName is missing"),
         ((PRIMARY,), {}, ValueError, "secondary is missing.*argument secondary.*variable TWINBUS_SECONDARY$"),
@@ -136,11 +153,11 @@ def test_client_options_hold_for_both_but_for_the_address_of_the_primary() -> No
             (Namespace("contoso", TOKEN), Namespace("standby", TOKEN)),
             {"retry_total": 3},
             ValueError,
-            "client options retry_total hold for no namespace",
+            "client options retry_total apply to no namespace",
         ),
     ],
 )
-def test_what_is_missing_wrong_or_given_twice_is_named(
+def test_invalid_arguments_are_named(
     positional: tuple[Any, ...], named: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message) as raised:
@@ -149,12 +166,12 @@ def test_what_is_missing_wrong_or_given_twice_is_named(
 
 
 @pytest.mark.parametrize("value", ["", "  "])
-def test_an_empty_variable_counts_as_none(value: str) -> None:
+def test_empty_variable_counts_as_missing(value: str) -> None:
     with pytest.raises(ValueError, match="secondary is missing"):
         read(PRIMARY, environment={"TWINBUS_SECONDARY": value})
 
 
-def test_a_variable_with_something_wrong_in_it_is_named() -> None:
+def test_invalid_variable_is_named() -> None:
     with pytest.raises(ValueError, match="TWINBUS_SECONDARY: Endpoint is missing") as raised:
         read(PRIMARY, environment={"TWINBUS_SECONDARY": f"SharedAccessKey={KEY}"})
     assert KEY not in str(raised.value)
@@ -188,11 +205,13 @@ def test_from_connection_string_takes_the_secondary_as_an_argument_or_from_the_e
     [
         (PRIMARY.encode(), TypeError, "conn_str must be a str.* not bytes"),
         (None, TypeError, "conn_str must be a str.* not NoneType"),
-        ("contoso", ValueError, "conn_str: a connection string is name=value"),
+        ("contoso", ValueError, "conn_str: a connection string must be name=value"),
         ("", ValueError, "conn_str: Endpoint is missing"),
     ],
 )
-def test_a_connection_string_is_one(client_class: Any, wrong: Any, error: type[Exception], message: str) -> None:
+def test_malformed_connection_string_is_refused(
+    client_class: Any, wrong: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message) as raised:
         client_class.from_connection_string(wrong, secondary=SECONDARY)
     assert KEY not in str(raised.value)
@@ -217,8 +236,17 @@ def test_a_secondary_given_twice_to_from_connection_strings_is_refused(client_cl
         ({"retry_backoff_factor": "1"}, TypeError, "retry_backoff_factor must be a number"),
         ({"retry_backoff_factor": -1}, ValueError, "retry_backoff_factor must be at least 0 s"),
         ({"retry_backoff_max": float("nan")}, ValueError, "retry_backoff_max must be at least 0 s"),
-        ({"retry_mode": "random"}, ValueError, "retry_mode must be 'exponential' or 'fixed', not 'random'"),
-        ({"retry_mode": 3}, ValueError, "retry_mode"),
+        ({"retry_mode": "random"}, ValueError, "retry_mode must be one of 'exponential', 'fixed', not 'random'"),
+        ({"retry_mode": 3}, TypeError, "retry_mode"),
+        ({"retry_totl": 3}, TypeError, "retry_totl is not an option of the client: expected retry_total"),
+        ({"ssl_context": "file"}, TypeError, "ssl_context must be a SSLContext"),
+        ({"use_tls": "no"}, TypeError, "use_tls must be a bool"),
+        ({"custom_endpoint_address": 7}, TypeError, "custom_endpoint_address must be a str"),
+        ({"socket_timeout": "5"}, TypeError, "socket_timeout must be a number"),
+        ({"connection_verify": 7}, TypeError, "connection_verify must be the path of a file"),
+        ({"connection_verify": "no-such-file"}, ValueError, "connection_verify must be the path of a file"),
+        ({"connection_verify": __file__}, ValueError, "connection_verify must be the path of a file"),
+        ({"options": {}}, TypeError, "options must be a SendAvailabilityOptions"),
     ],
 )
 def test_options_of_a_wrong_type_or_value_are_named(
@@ -256,7 +284,7 @@ def test_arguments_of_its_methods_are_checked(
 
 @pytest.fixture
 def sender() -> Iterator[twinbus.PairedSender]:
-    """Of a pairing that reaches nothing, and sends nothing."""
+    """A sender of a pairing that reaches nothing and sends nothing."""
     with twinbus.PairedServiceBusClient(PRIMARY, SECONDARY, SendAvailabilityOptions(create_backlog=False)) as client:
         yield client.get_queue_sender("orders")
 
@@ -275,8 +303,8 @@ SOON = datetime(2030, 1, 1, tzinfo=UTC)
         ),
         ("schedule_messages", (ServiceBusMessage("x"), date(2030, 1, 1)), TypeError, "schedule_time_utc"),
         ("schedule_messages", ([], None), TypeError, "schedule_time_utc"),
-        ("schedule_messages", ("x", SOON), TypeError, "only ServiceBusMessage"),
-        ("send_messages", (7,), TypeError, "only ServiceBusMessage"),
+        ("schedule_messages", ("x", SOON), TypeError, "expected a ServiceBusMessage"),
+        ("send_messages", (7,), TypeError, "expected a ServiceBusMessage"),
         ("cancel_scheduled_messages", ("17",), TypeError, "sequence_numbers must be whole numbers, not '1'"),
         ("cancel_scheduled_messages", ([1, 2.5],), TypeError, "sequence_numbers must be whole numbers, not 2.5"),
         ("cancel_scheduled_messages", (None,), TypeError, "sequence_numbers must be whole numbers, not None"),

@@ -10,7 +10,9 @@ import asyncio
 import base64
 import itertools
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,16 +29,17 @@ from twinbus import (
     BacklogUnavailableError,
     Namespace,
     PairedServiceBusClient,
+    PingFailed,
     Recovered,
     Route,
     SendAvailabilityOptions,
     SyphonOptions,
     aio,
 )
-from twinbus.broker import Namespace as EmbeddedNamespace
-from twinbus.broker import QueueDescription
-from twinbus.broker.background import NamespaceThread
-from twinbus.broker.queue import Queue
+from twinbus.emulator import Namespace as EmbeddedNamespace
+from twinbus.emulator import QueueDescription
+from twinbus.emulator.entities.queue import Queue
+from twinbus.emulator.server.thread_host import NamespaceThread
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +58,7 @@ HOSTED = {"enable_syphon": True, "syphon": SyphonOptions(retry_min=0.1, retry_ma
 
 
 class Office:
-    """Two namespaces that speak TLS, and the only way to them."""
+    """Two namespaces over TLS, reachable only through a proxy."""
 
     def __init__(self, way: str, proxy: ConnectProxy, primary: NamespaceThread, secondary: NamespaceThread) -> None:
         self.way = way
@@ -92,7 +95,7 @@ class Office:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the commands are told."""
+        """The environment of the commands."""
         way = {"TWINBUS_TRANSPORT": "websocket"}
         if self.way != "websocket":
             login = f"{':'.join(LOGIN)}@" if self.way == "proxy with login" else ""
@@ -207,6 +210,54 @@ def test_the_command_drains_and_shows_the_backlog(office: Office) -> None:
     assert office.twinbus("status")["well"]
 
 
+def test_the_command_goes_on_through_outages_and_ends_on_request(office: Office) -> None:
+    queue = office.queue()
+    command = [sys.executable, "-m", "twinbus", "syphon", "--queues", "2"]
+    with (
+        office.client() as client,
+        client.get_queue_sender(queue.path) as sender,
+        subprocess.Popen(command, env=office.environment, stderr=subprocess.PIPE, text=True) as syphon,
+    ):
+        try:
+            seen = Seen(client)
+            for number in range(1, 3):
+                down(office.primary)
+                assert sender.send_messages(ServiceBusMessage("diverted")).route is Route.BACKLOG
+                if office.way != "websocket":
+                    office.proxy.break_tunnels()  # the syphon loses the secondary, too
+                office.primary_up()
+                seen.next(Recovered)
+                eventually(lambda number=number: office.primary.call(lambda: queue.counters.active) == number)
+            syphon.send_signal(signal.SIGTERM)
+            _, errors = syphon.communicate(timeout=SECONDS)
+        finally:
+            syphon.kill()
+    assert syphon.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert LOGIN[1] not in errors
+
+
+def test_an_outage_behind_the_proxy_leaves_no_traceback_in_the_log(
+    proxied: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "azure.servicebus")
+    queue = proxied.queue()
+    with proxied.client() as client, client.get_queue_sender(queue.path) as sender:
+        seen = Seen(client)
+        down(proxied.primary)
+        assert sender.send_messages(ServiceBusMessage("1")).route is Route.BACKLOG
+        seen.next(PingFailed)
+        proxied.primary_up()
+        seen.next(Recovered)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    of_sdk = [record for record in caplog.records if record.name.startswith("azure.servicebus")]
+    assert {record.levelno for record in of_sdk} == {logging.INFO}
+    refusals = {
+        record.name for record in of_sdk if "refused the tunnel" in record.getMessage() and "502" in record.getMessage()
+    }
+    assert refusals == {"azure.servicebus._base_handler", "azure.servicebus.aio._base_handler_async"}
+
+
 def test_every_connection_goes_through_the_proxy(proxied: Office) -> None:
     """Administration included: it makes the backlog queues."""
     proxied.proxy.tunnels.clear()
@@ -222,16 +273,16 @@ def test_every_connection_goes_through_the_proxy(proxied: Office) -> None:
 
 FAILURES: dict[str, Callable[[ConnectProxy], None]] = {
     "is down": lambda proxy: proxy.stop(),
-    "hangs": lambda proxy: proxy.strike(hangs=True),
-    "asks for another login": lambda proxy: proxy.strike(refuse_with=407),
-    "is out of order": lambda proxy: proxy.strike(refuse_with=503),
+    "hangs": lambda proxy: proxy.break_tunnels(hangs=True),
+    "asks for another login": lambda proxy: proxy.break_tunnels(refuse_with=407),
+    "is out of order": lambda proxy: proxy.break_tunnels(refuse_with=503),
 }
 
 
 @pytest.fixture(params=FAILURES)
 def fail(request: pytest.FixtureRequest, proxied: Office) -> Iterator[Callable[[], None]]:
     yield lambda: FAILURES[request.param](proxied.proxy)
-    proxied.proxy.mend()
+    proxied.proxy.repair()
 
 
 def has_no_password(text: str) -> bool:
@@ -252,7 +303,7 @@ def test_a_sync_send_is_refused_while_the_proxy_fails_and_works_afterwards(
         with pytest.raises(BacklogUnavailableError) as caught:
             sender.send_messages(ServiceBusMessage("2"), timeout=SECONDS)
         assert has_no_password(str(caught.value) + repr(caught.value))
-        proxied.proxy.mend()
+        proxied.proxy.repair()
         seen.next(Recovered)
         assert sender.send_messages(ServiceBusMessage("3")).route is Route.PRIMARY
         assert received(proxied, client, queue, 2) == ["1", "3"]
@@ -273,13 +324,13 @@ async def test_an_async_send_is_refused_while_the_proxy_fails_and_works_afterwar
         with pytest.raises(BacklogUnavailableError) as caught:
             await sender.send_messages(ServiceBusMessage("2"), timeout=SECONDS)
         assert has_no_password(str(caught.value) + repr(caught.value))
-        await asyncio.to_thread(proxied.proxy.mend)
+        await asyncio.to_thread(proxied.proxy.repair)
         await asyncio.to_thread(seen.next, Recovered)
         assert (await sender.send_messages(ServiceBusMessage("3"))).route is Route.PRIMARY
     assert has_no_password(caplog.text)
 
 
-def test_sends_are_diverted_if_the_secondary_has_another_way(proxied: Office, fail: Callable[[], None]) -> None:
+def test_sends_are_diverted_if_the_secondary_is_reached_directly(proxied: Office, fail: Callable[[], None]) -> None:
     queue = proxied.queue()
     secondary = proxied.secondary.connection_string.replace(";UseDevelopmentEmulator=true", "")
     trust = {"connection_verify": proxied.ca_file}
@@ -292,12 +343,12 @@ def test_sends_are_diverted_if_the_secondary_has_another_way(proxied: Office, fa
         seen = Seen(client)
         fail()
         assert sender.send_messages(ServiceBusMessage("1"), timeout=SECONDS).route is Route.BACKLOG
-        proxied.proxy.mend()
+        proxied.proxy.repair()
         seen.next(Recovered)
         assert received(proxied, client, queue, 1) == ["1"]
 
 
-def test_a_wrong_login_is_an_error_that_says_so(proxied: Office) -> None:
+def test_wrong_proxy_login_is_a_clear_error(proxied: Office) -> None:
     wrong = {**proxied.client_options, "http_proxy": {**proxied.http_proxy, "password": "guessed"}}
     options = SendAvailabilityOptions(**{**OPTIONS, "create_backlog": False})
     client = PairedServiceBusClient.from_connection_strings(*proxied.texts, options=options, **wrong)
@@ -305,14 +356,14 @@ def test_a_wrong_login_is_an_error_that_says_so(proxied: Office) -> None:
         sender.send_messages(ServiceBusMessage("x"), timeout=SECONDS)
 
 
-def test_the_command_says_what_the_proxy_answered(proxied: Office) -> None:
-    proxied.proxy.strike(refuse_with=407)
+def test_command_reports_the_answer_of_the_proxy(proxied: Office) -> None:
+    proxied.proxy.break_tunnels(refuse_with=407)
     command = [sys.executable, "-m", "twinbus", "syphon", "--until-empty", "--queues", "1", "--proxy"]
     url = f"http://me:{LOGIN[1]}@127.0.0.1:{proxied.proxy.port}"
     try:
         ran = subprocess.run([*command, url], env=proxied.environment, capture_output=True, text=True, timeout=SECONDS)
     finally:
-        proxied.proxy.mend()
+        proxied.proxy.repair()
     assert ran.returncode == 1
     assert f"through the proxy 127.0.0.1:{proxied.proxy.port}: it answered 407" in ran.stderr
     assert has_no_password(ran.stdout + ran.stderr)

@@ -15,7 +15,7 @@ from tests.client.threads import eventually
 
 from twinbus import Namespace, PairedServiceBusClient, SendAvailabilityOptions
 from twinbus.aio import PairedServiceBusClient as AsyncPairedServiceBusClient
-from twinbus.broker import Fault, Kind
+from twinbus.emulator import Fault, FaultKind
 from twinbus.testing import TwinNamespaces, twin_namespaces
 
 #: 5 seconds, and what a busy machine adds.
@@ -129,7 +129,7 @@ def test_synchronous_client_closes_while_both_namespaces_are_silent(twins: TwinN
     for receiver in receivers:
         receiver.peek_messages()
     for one in twins:
-        one.add_fault(Fault(Kind.BLACKHOLE))
+        one.add_fault(Fault(FaultKind.BLACKHOLE))
     started = time.monotonic()
     client.close()
     assert time.monotonic() - started < BOUND

@@ -1,4 +1,4 @@
-"""The paired client as an application uses it; what reached a namespace is counted there."""
+"""The paired client as an application uses it; messages are counted at the namespaces."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from twinbus import (
     SyphonOptions,
 )
 from twinbus.aio import PairedServiceBusClient, pair_namespaces
-from twinbus.broker import AZURE, DEFAULT, Fault, Kind, QueueDescription
-from twinbus.broker.config import NamespaceConfig
-from twinbus.broker.faults import Operation as At
-from twinbus.client.checking import check_pair
-from twinbus.pairing.namespaces import Namespace
+from twinbus.client.pair_check import check_pair
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, QueueDescription
+from twinbus.emulator.config.namespace_file import NamespaceConfig
+from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.pairing.namespace import Namespace
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -104,7 +104,7 @@ async def test_pair_namespaces_returns_when_everything_is_set_up(twins: Twins) -
         await paired.close()
 
 
-async def test_a_client_that_nobody_enters_starts_with_its_first_sender(twins: Twins) -> None:
+async def test_unentered_client_starts_with_its_first_sender(twins: Twins) -> None:
     paired = client(twins)
     assert not paired.status().backlog_is_ready
     paired.get_queue_sender(a_name())
@@ -112,7 +112,7 @@ async def test_a_client_that_nobody_enters_starts_with_its_first_sender(twins: T
     await paired.close()
 
 
-async def test_with_strict_what_keeps_such_a_client_from_starting_faults_it(twins: Twins) -> None:
+async def test_with_strict_a_failed_background_start_faults_the_client(twins: Twins) -> None:
     paired = client(twins, USER, strict=True)
     sender = paired.get_queue_sender(a_name())
     await eventually(lambda: paired.status().condition is Condition.FAULTED)
@@ -122,7 +122,7 @@ async def test_with_strict_what_keeps_such_a_client_from_starting_faults_it(twin
     await paired.close()
 
 
-async def test_a_backlog_of_which_no_queue_is_in_rotation_is_not_ready(twins: Twins) -> None:
+async def test_backlog_without_a_queue_in_rotation_is_not_ready(twins: Twins) -> None:
     async with client(twins) as paired:
         for index in range(2):
             assert paired.status().backlog_is_ready
@@ -205,7 +205,7 @@ async def test_after_failover_nothing_but_pings_reaches_the_primary_from_any_sen
         witness, stranger = paired.get_queue_sender(path), paired.get_queue_sender(path)
         await stranger.send_messages(ServiceBusMessage("0"))
         # For the one who sees it, on a fresh link; and for the first ping. After that nothing is wrong any more.
-        twins.primary.faults.add(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
+        twins.primary.faults.add(Fault(FaultKind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
         assert (await witness.send_messages(ServiceBusMessage("1"))).route is Route.BACKLOG
         await eventually(lambda: seen(PingFailed))
         assert (await stranger.send_messages(ServiceBusMessage("2"))).route is Route.BACKLOG
@@ -233,7 +233,7 @@ async def test_all_senders_go_back_as_soon_as_a_ping_gets_through(twins: Twins) 
         seen = Seen(paired)
         senders = [paired.get_topic_sender(path) for _ in range(2)]
         await senders[1].send_messages(ServiceBusMessage("0"))
-        twins.primary.faults.add(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
+        twins.primary.faults.add(Fault(FaultKind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
         assert (await senders[0].send_messages(ServiceBusMessage("1"))).route is Route.BACKLOG
         await eventually(lambda: seen(Recovered))
         assert paired.status().entities[0].state is EntityState.PROBATION
@@ -262,13 +262,13 @@ async def test_failover_and_failback_can_be_forced(twins: Twins) -> None:
         assert (queue.activity.received, queue.activity.pings) == (1, 0)
 
 
-async def test_the_status_tells_of_every_entity_queue_and_error(twins: Twins) -> None:
+async def test_status_lists_every_entity_queue_and_error(twins: Twins) -> None:
     healthy, suspect = a_name(), a_name()
     await twins.queue(healthy)
     await twins.queue(suspect)
     async with client(twins, failover_interval=3600, order="session") as paired:
         await paired.get_queue_sender(healthy).send_messages(ServiceBusMessage("x"))
-        twins.primary.faults.add(Fault(Kind.REJECT, entity=suspect, on=frozenset({At.SEND})))
+        twins.primary.faults.add(Fault(FaultKind.REJECT, entity=suspect, on=frozenset({At.SEND})))
         message = ServiceBusMessage("x", session_id="a")
         assert (await paired.get_queue_sender(suspect).send_messages(message)).route is Route.BACKLOG
         status = paired.status()
@@ -321,7 +321,7 @@ async def test_closing_leaves_no_task_and_no_connection_behind(twins: Twins) -> 
         receiver = paired.get_queue_receiver(path)
         await paired.get_queue_sender(path).send_messages(ServiceBusMessage("x"))
         await receiver.receive_messages(1, max_wait_time=5)
-        twins.primary.faults.add(Fault(Kind.BLACKHOLE, entity=dead, on=frozenset({At.SEND, At.ATTACH})))
+        twins.primary.faults.add(Fault(FaultKind.BLACKHOLE, entity=dead, on=frozenset({At.SEND, At.ATTACH})))
         sender = paired.get_queue_sender(dead)
         await sender.send_messages(ServiceBusMessage("x"), timeout=6)
         assert twins.primary.connections
@@ -333,7 +333,7 @@ async def test_closing_leaves_no_task_and_no_connection_behind(twins: Twins) -> 
     assert paired.status().condition is Condition.CLOSED
 
 
-async def test_a_closed_client_says_so(twins: Twins) -> None:
+async def test_closed_client_raises(twins: Twins) -> None:
     path = a_name()
     await twins.queue(path)
     paired = client(twins)
@@ -366,7 +366,7 @@ def side(host: str, **client_options: Any) -> Namespace:
     return Namespace.from_connection_string(f"Endpoint=sb://{host}{KEY}", **client_options)
 
 
-async def test_the_first_label_of_the_host_is_the_name_and_nobody_is_asked() -> None:
+async def test_first_host_label_is_the_name_without_a_request() -> None:
     pair = side("contoso.servicebus.windows.net"), side("standby.servicebus.windows.net")
     assert check_pair(*pair, SendAvailabilityOptions()) == "contoso"
     assert check_pair(*pair, SendAvailabilityOptions(primary_name="fabrikam")) == "fabrikam"
@@ -381,14 +381,14 @@ async def test_the_first_label_of_the_host_is_the_name_and_nobody_is_asked() -> 
         (Namespace("contoso:99999", _Token()), side("standby"), {"enable_syphon": True}, "port"),
     ],
 )
-async def test_what_cannot_be_paired_is_refused(
+async def test_invalid_pairs_are_refused(
     primary: Namespace, secondary: Namespace, changed: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
         PairedServiceBusClient(primary, secondary, SendAvailabilityOptions(**changed))
 
 
-async def test_a_connection_string_for_one_entity_is_good_for_no_other(twins: Twins) -> None:
+async def test_connection_string_for_one_entity_is_refused_for_others(twins: Twins) -> None:
     text = f"{twins.primary.connection_string};EntityPath=orders"
     paired = PairedServiceBusClient(
         text, twins.sides()[1], options(primary_name="contoso"), **client_options(twins.primary)

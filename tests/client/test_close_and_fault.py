@@ -1,4 +1,4 @@
-"""In an application that hosts the syphon the two clients of a pairing share their fate; else they do not."""
+"""The two clients of a pairing end together if, and only if, the application hosts the syphon."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.pairing.twins import Twins, eventually
 
 from twinbus import Condition, Event, Faulted, PairedClientFaultedError, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.broker import DEFAULT, Fault, Kind
 from twinbus.client import runtime
 from twinbus.client.partnership import GRACE, Partnership, partner_of
+from twinbus.emulator import DEFAULT, Fault, FaultKind
 from twinbus.ledger.recorder import NamespaceRole
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def client(twins: Twins, **changed: Any) -> PairedServiceBusClient:
 
 
 async def faulted(paired: PairedServiceBusClient) -> float:
-    """Wait for the fault, and return after how many seconds it came."""
+    """Wait for the fault; return the seconds until it came."""
     started = asyncio.get_running_loop().time()
     seen: list[Event] = []
     paired.on_event(seen.append)
@@ -137,13 +137,13 @@ def test_no_thread_is_left_after_both_clients_were_closed() -> None:
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_lost_connection_is_no_fault(twins: Twins) -> None:
+async def test_lost_connection_is_not_a_fault(twins: Twins) -> None:
     async with client(twins) as paired:
         sender = paired.get_queue_sender("orders")
         await sender.send_messages(ServiceBusMessage("x"))
         for namespace in (twins.primary, twins.secondary):
             await eventually(lambda one=namespace: one.connections)
-            namespace.faults.add(Fault(Kind.RESET, seconds=SHORT))
+            namespace.faults.add(Fault(FaultKind.RESET, seconds=SHORT))
         await asyncio.sleep(3 * SHORT)
         status = paired.status()
         assert status.condition is Condition.OPEN
@@ -152,7 +152,7 @@ async def test_a_lost_connection_is_no_fault(twins: Twins) -> None:
 
 
 @pytest.mark.usefixtures("short")
-async def test_without_the_syphon_nothing_happens_to_the_partner(twins: Twins) -> None:
+async def test_without_a_syphon_the_partner_is_not_faulted(twins: Twins) -> None:
     async with client(twins, enable_syphon=False) as paired:
         sender = paired.get_queue_sender("orders")
         await paired.primary.close()
@@ -166,8 +166,23 @@ async def test_without_the_syphon_nothing_happens_to_the_partner(twins: Twins) -
             await sender.send_messages(ServiceBusMessage("y"))
 
 
+async def test_closing_while_links_are_being_opened_leaves_no_task(twins: Twins) -> None:
+    before = asyncio.all_tasks()
+    paired = client(twins, enable_syphon=False)
+    await paired.start()
+    sender = paired.get_queue_sender("orders")
+    await sender.send_messages(ServiceBusMessage("x"))
+    sends = [asyncio.create_task(sender.send_messages(ServiceBusMessage("x"))) for _ in range(20)]
+    await asyncio.sleep(0.05)
+    await paired.close()
+    await asyncio.gather(*sends, return_exceptions=True)
+    for _ in range(10):  # what has ended takes a few turns of the event loop to go
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() <= before
+
+
 @pytest.mark.usefixtures("short")
-async def test_closing_the_paired_client_faults_nobody(twins: Twins) -> None:
+async def test_closing_the_paired_client_faults_no_partner(twins: Twins) -> None:
     paired = client(twins)
     async with paired:
         pass
@@ -179,7 +194,7 @@ def test_the_time_of_grace_is_five_seconds() -> None:
     assert GRACE == 5
 
 
-def test_what_has_ended_first_decides() -> None:
+def test_first_end_decides() -> None:
     partnership = Partnership()
     assert partnership.closed(PRIMARY)
     assert not partnership.closed(PRIMARY)

@@ -1,4 +1,4 @@
-"""A client in a forked child: every use says what to do, `close` does not wait, and the parent goes on undisturbed."""
+"""A client in a forked child raises a clear error, closes at once, and leaves the parent alone."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def twins() -> Iterator[TwinNamespaces]:
 
 
 def run(twins: TwinNamespaces, program: str) -> None:
-    """Run a program in a process of its own."""
+    """Run a program in its own process."""
     strings = twins.primary.connection_string, twins.secondary.connection_string
     code = PROGRAM + textwrap.dedent(program)
     finished = subprocess.run(

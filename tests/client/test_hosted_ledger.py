@@ -1,4 +1,4 @@
-"""A client whose recorder is a ledger hosts a syphon that proves what it moves."""
+"""A client with a ledger hosts a syphon that records every move in it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.pairing.twins import Twins, eventually
 
 from twinbus import Event, LedgerAvailable, LedgerUnavailable, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.broker import DEFAULT, QueueDescription
-from twinbus.broker.durations import TICKS_PER_MINUTE
-from twinbus.broker.queue import Queue
-from twinbus.ledger.reading import read_ledger
+from twinbus.emulator import DEFAULT, QueueDescription
+from twinbus.emulator.entities.queue import Queue
+from twinbus.ledger.file_rotation import Rotation
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
-from twinbus.ledger.rotation import Rotation
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
+from twinbus.servicebus.durations import TICKS_PER_MINUTE
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
 
@@ -111,7 +111,7 @@ async def test_a_full_ledger_is_an_event_and_the_syphon_goes_on_by_itself(
         assert loop.time() - started < 7.5
 
 
-async def test_what_setting_up_has_learnt_of_the_locks_tells_the_syphon_the_time(twins: Twins) -> None:
+async def test_hosted_syphon_uses_the_provisioned_lock_duration(twins: Twins) -> None:
     locks = {"lock_duration": 3 * TICKS_PER_MINUTE}
     await twins.secondary.create(QueueDescription(BACKLOG, max_delivery_count=2147483647, **locks))
     await divert(twins, 1, time_to_live=timedelta(seconds=1))  # the SDK knows no shorter

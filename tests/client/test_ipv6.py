@@ -17,9 +17,9 @@ from tests.client.threads import Seen, down, eventually
 from tests.sdk_connection import needs_plain_text
 
 from twinbus import Namespace, PairedServiceBusClient, Recovered, Route, SendAvailabilityOptions, SyphonOptions, aio
-from twinbus.broker import AZURE, QueueDescription
-from twinbus.broker import Namespace as EmbeddedNamespace
-from twinbus.broker.background import NamespaceThread
+from twinbus.emulator import AZURE, QueueDescription
+from twinbus.emulator import Namespace as EmbeddedNamespace
+from twinbus.emulator.server.thread_host import NamespaceThread
 
 
 def _has_ipv6() -> bool:

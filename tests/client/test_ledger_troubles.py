@@ -1,4 +1,4 @@
-"""A ledger that is full, read-only, slow or gone, in an outage and in a drain: nothing suffers but the ledger."""
+"""A full, read-only, slow or missing ledger affects neither sends nor the drain."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from twinbus import (
     SendAvailabilityOptions,
     SyphonOptions,
 )
-from twinbus.broker import DEFAULT, Fault, Kind, QueueDescription
-from twinbus.broker.durations import TICKS_PER_SECOND
-from twinbus.broker.faults import Operation as At
-from twinbus.broker.queue import Queue
+from twinbus.emulator import DEFAULT, Fault, FaultKind, QueueDescription
+from twinbus.emulator.entities.queue import Queue
+from twinbus.emulator.faults.fault_plan import FaultPoint as At
 from twinbus.ledger import writer as writing
-from twinbus.ledger.rotation import Rotation
+from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.writer import LedgerWriter
+from twinbus.servicebus.durations import TICKS_PER_SECOND
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def twins() -> Iterator[ThreadedTwins]:
 
 
 class Stage:
-    """A queue, a backlog queue, a ledger that can be troubled, and what was sent."""
+    """A queue, a backlog queue, a ledger that can fail, and the sent messages."""
 
     def __init__(self, twins: ThreadedTwins, trouble: Trouble, mode: str | None) -> None:
         number = next(numbers)
@@ -83,7 +83,7 @@ class Stage:
             self.sent.update(receipt.message_ids)
 
     def divert(self, paired: PairedServiceBusClient, sender: Any) -> None:
-        """Send something to the backlog, and keep it there until `fail_back`."""
+        """Send a message to the backlog, and keep it there until `fail_back`."""
         paired.fail_over(self.path)
         self.send(sender, Route.BACKLOG)
 
@@ -93,7 +93,7 @@ class Stage:
         return self.backlog.activity.completed > 0 and counters.active == counters.deferred == 0
 
     def arrived(self) -> set[str]:
-        """The ids of all messages at the primary, whatever their number of copies."""
+        """Return the ids of all messages at the primary, without duplicates."""
         with self.client(None) as paired:
             eventually(lambda: self.is_drained)
             receiver = paired.get_queue_receiver(self.path)
@@ -127,7 +127,7 @@ def test_sends_go_on_nothing_is_lost_and_closing_is_bounded(
         stage.send(sender, Route.PRIMARY)
         if when == "outage":
             trouble.begin()
-            twins.strike(Fault(Kind.REJECT, entity=stage.path, on=frozenset({At.SEND})))
+            twins.strike(Fault(FaultKind.REJECT, entity=stage.path, on=frozenset({At.SEND})))
             stage.send(sender, Route.BACKLOG)
             seen.next(LedgerUnavailable)
             twins.clear()

@@ -1,26 +1,34 @@
-"""What an operator reads in the log: one line for each change of state, which names the pairing, and no traceback."""
+"""The operator's log: one line per state change, with the pairing's name and no traceback."""
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from azure.core.credentials import AccessToken
+from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusMessage
-from tests.client.threads import Seen
+from tests.client.threads import PATIENCE, Seen
 
 from twinbus import (
     BacklogReady,
+    BacklogUnavailableError,
     FailedOver,
     Moved,
+    Namespace,
     PairedServiceBusClient,
+    PingFailed,
     Recovered,
     SendAvailabilityOptions,
     Suspected,
     SuspicionCleared,
     SyphonOptions,
 )
+from twinbus.emulator import FaultKind
 from twinbus.testing import TwinNamespaces, twin_namespaces
 
 PING = 1.0
@@ -38,6 +46,7 @@ def client(twins: TwinNamespaces, failover_interval: float, *, enable_syphon: bo
         backlog_queue_count=1,
         failover_interval=failover_interval,
         ping_primary_interval=PING,
+        attempt_timeout=3,
         enable_syphon=enable_syphon,
         syphon=SyphonOptions(retry_min=0.2, retry_max=0.2),
     )
@@ -45,7 +54,7 @@ def client(twins: TwinNamespaces, failover_interval: float, *, enable_syphon: bo
 
 
 def lines(caplog: pytest.LogCaptureFixture, logger: str = "twinbus") -> list[str]:
-    """The warnings and errors, without what differs from run to run."""
+    """Return warnings and errors, without parts that vary between runs."""
     records = [record for record in caplog.records if record.name.startswith(logger)]
     assert [record for record in records if record.exc_info] == []
     warnings = [record.getMessage() for record in records if record.levelno >= logging.WARNING]
@@ -73,6 +82,41 @@ def test_outage_is_three_lines_of_the_pairing_and_two_of_the_syphon(
     lost, again = lines(caplog, "twinbus.syphon")
     assert lost.startswith("The connection to HOST was lost: ")
     assert again == "Connected to HOST again"
+
+
+def test_pings_of_a_primary_that_answers_nothing_leave_no_traceback(
+    twins: TwinNamespaces, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client(twins, failover_interval=0) as paired:
+        seen, sender = Seen(paired), paired.get_queue_sender("orders")
+        sender.send_messages(ServiceBusMessage("1"))
+        with twins.primary.outage(FaultKind.BLACKHOLE):
+            sender.send_messages(ServiceBusMessage("2"))
+            seen.next(PingFailed)
+            seen.next(PingFailed)
+        seen.next(Recovered)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+def test_log_has_no_traceback_of_a_credential_that_gives_no_token(
+    twins: TwinNamespaces, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hanging:
+        def __init__(self) -> None:
+            self.is_released = threading.Event()
+
+        def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+            self.is_released.wait(PATIENCE)
+            raise ClientAuthenticationError("no such user")
+
+    credential = Hanging()
+    hosts = [one.connection_string.split("//")[1].split(";")[0].strip("/") for one in twins]
+    options = SendAvailabilityOptions(backlog_queue_count=1, primary_name="contoso", attempt_timeout=1)
+    pair = [Namespace(host, credential, use_tls=False) for host in hosts]
+    with PairedServiceBusClient(*pair, options) as paired, pytest.raises(BacklogUnavailableError):
+        paired.get_queue_sender("orders").send_messages(ServiceBusMessage("x"), timeout=3)
+    credential.is_released.set()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 def test_suspicion_that_is_cleared_is_an_event_and_a_line(

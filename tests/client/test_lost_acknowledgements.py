@@ -1,4 +1,4 @@
-"""The primary stores messages and never says so: how many copies of one message a paired client makes of that."""
+"""The primary stores messages but never acknowledges: the number of copies is bounded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.pairing.twins import Twins, eventually
 from twinbus import PairedServiceBusClient as SyncClient
 from twinbus import Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.broker import DEFAULT, Fault, Kind, QueueDescription
-from twinbus.broker.durations import TICKS_PER_SECOND
-from twinbus.broker.faults import Operation
+from twinbus.emulator import DEFAULT, Fault, FaultKind, QueueDescription
+from twinbus.emulator.faults.fault_plan import FaultPoint
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Outcome
+from twinbus.servicebus.durations import TICKS_PER_SECOND
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ async def test_the_copies_of_a_message_are_bounded_however_long_answers_are_lost
 async def go_through_an_outage(twins: Twins, recorder: MemoryRecorder, send: object, then_reset: bool) -> None:
     assert callable(send)
     await send(ServiceBusMessage("x", message_id="before"))
-    twins.primary.faults.add(Fault(Kind.DROP_ACK, "orders", frozenset({Operation.SEND}), then_reset=then_reset))
+    twins.primary.faults.add(Fault(FaultKind.DROP_ACK, "orders", frozenset({FaultPoint.SEND}), then_reset=then_reset))
     receipt = await send(ServiceBusMessage("x", message_id="lost"))
     assert receipt.route is Route.BACKLOG
 

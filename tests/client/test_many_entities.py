@@ -1,4 +1,4 @@
-"""One client with many entities on busy cores: openings take turns, and a starved client is no outage."""
+"""One client with many entities on busy cores: openings take turns, and starvation is not an outage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.pairing.twins import Twins, eventually
 from twinbus import PairedServiceBusClient as SyncClient
 from twinbus import Route, SendAvailabilityOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.client.status import EntityState
+from twinbus.client.pairing_status import EntityState
 from twinbus.pairing.events import BacklogQueueRetired, Event, FailedOver, Recovered, Suspected
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ async def twins() -> AsyncIterator[Twins]:
 
 
 async def go_through_an_outage(twins: Twins, client: Any, events: list[Event], send_all: SendAll) -> None:
-    """More entities than connections: the first sends, an outage, and the way back."""
+    """Send to more entities than connections, before, during and after an outage."""
     assert await send_all() == {Route.PRIMARY: ENTITIES}
     assert not {type(event) for event in events} & {Suspected, FailedOver, BacklogQueueRetired}
     twins.primary_down()

@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry: what is collected is what the namespaces have counted."""
+"""OpenTelemetry metrics match what the namespaces counted."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.pairing.twins import Twins, eventually
 
 from twinbus import SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.broker import DEFAULT, Fault, Kind, Operation
+from twinbus.emulator import DEFAULT, Fault, FaultKind, FaultPoint
 from twinbus.pairing import metrics
-from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Event
+from twinbus.pairing.pairing_state import Pairing
 
 PING = 1.0  # seconds: the shortest there is
 
 
 @pytest.fixture(scope="module")
 def reader() -> InMemoryMetricReader:
-    """As an application does it: once for the process, before or after there are clients."""
+    """Set up metrics once per process, as an application does."""
     found = InMemoryMetricReader()
     otel.set_meter_provider(MeterProvider([found]))
     return found
@@ -78,7 +78,7 @@ async def test_an_outage_can_be_followed_in_the_metrics(twins: Twins, reader: In
     queue = await twins.queue("orders")
     async with client(twins, "an outage", enable_syphon=True) as paired, paired.get_queue_sender("orders") as sender:
         assert Collected(reader, "an outage")["twinbus.backlog.queues"] == 2
-        down = twins.primary.faults.add(Fault(Kind.REJECT, entity="orders", on=frozenset({Operation.SEND})))
+        down = twins.primary.faults.add(Fault(FaultKind.REJECT, entity="orders", on=frozenset({FaultPoint.SEND})))
         await sender.send_messages(ServiceBusMessage("1"))
         await sender.send_messages([ServiceBusMessage("2"), ServiceBusMessage("3")])
         await eventually(lambda: Collected(reader, "an outage")["twinbus.pings.failed"] >= 1)
@@ -104,7 +104,7 @@ async def test_a_queue_out_of_rotation_and_a_diverted_session_are_seen(
     twins: Twins, reader: InMemoryMetricReader
 ) -> None:
     async with client(twins, "a retirement", order="session") as paired, paired.get_queue_sender("orders") as sender:
-        twins.secondary.faults.add(Fault(Kind.FILL, entity="contoso/x-servicebus-transfer/0"))
+        twins.secondary.faults.add(Fault(FaultKind.FILL, entity="contoso/x-servicebus-transfer/0"))
         paired.fail_over("orders")
         for number in range(20):  # until one of the sessions has picked the queue that is full
             await sender.send_messages(ServiceBusMessage("x", session_id=f"s-{number}"))
@@ -123,7 +123,7 @@ async def test_a_client_that_was_closed_is_not_observed_any_more(twins: Twins, r
     assert not paired._pairing.events.has_listeners
 
 
-def test_of_two_clients_of_a_pairing_the_worse_state_is_told(reader: InMemoryMetricReader) -> None:
+def test_worse_state_of_two_clients_is_reported(reader: InMemoryMetricReader) -> None:
     pairings = [Pairing(SendAvailabilityOptions(), "contoso", name="two clients") for _ in range(2)]
     ends = [metrics.watch(pairing) for pairing in pairings]
     for pairing in pairings:
@@ -134,7 +134,7 @@ def test_of_two_clients_of_a_pairing_the_worse_state_is_told(reader: InMemoryMet
         end()
 
 
-def test_every_event_that_is_counted_has_the_fields_that_tell_it_apart() -> None:
+def test_every_counted_event_has_its_attribute_fields() -> None:
     for kind, (_, _, _, fields) in metrics._COUNTED.items():
         assert issubclass(kind, Event)
         assert set(fields) <= {*kind.__dataclass_fields__}
@@ -145,7 +145,7 @@ def test_without_opentelemetry_nothing_is_measured_and_nothing_listens() -> None
 import sys
 sys.modules["opentelemetry"] = None
 from twinbus.pairing import metrics
-from twinbus.pairing.core import Pairing
+from twinbus.pairing.pairing_state import Pairing
 from twinbus.pairing.options import SendAvailabilityOptions
 pairing = Pairing(SendAvailabilityOptions(), "contoso")
 metrics.watch(pairing)()

@@ -1,4 +1,4 @@
-"""Backlog queues that are missing when a message has to be diverted are made, and the message is stored."""
+"""Missing backlog queues are created when a message has to be diverted."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""`order="session"`: what was diverted is not overtaken, also after the primary is back."""
+"""`order="session"`: diverted messages are not overtaken, even after recovery."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from tests.pairing.twins import Twins, eventually
 
 from twinbus import Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Operation
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, FaultPoint
 from twinbus.pairing.events import Event, Recovered
+from twinbus.pairing.sending import diverted_sessions as pairing_sessions
 from twinbus.pairing.sending._async import handover
 from twinbus.pairing.sending._async.synchronization import Waiter
-from twinbus.pairing.sessions import Session
+from twinbus.pairing.sending.diverted_sessions import Session
 
 pytestmark = pytest.mark.slow
 
@@ -129,11 +131,32 @@ async def test_busy_sessions_are_back_within_seconds_of_the_recovery_and_in_orde
             assert list(dict.fromkeys(received)) == list(range(sent[session]))
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["timeout", "cancelled"])
+async def test_a_busy_session_of_impatient_callers_is_back_within_seconds(twins: Twins, is_cancelled: bool) -> None:
+    """None of them waits for as long as it takes to open a link to the backlog queue and look."""
+    async with client(twins, enable_syphon=True) as paired, paired.get_queue_sender("orders") as sender:
+        paired.fail_over("orders")
+        await sender.send_messages(numbered(0))
+        paired.fail_back("orders")
+        async with asyncio.timeout(10):
+            for number in itertools.count(1):
+                with suppress(TimeoutError):
+                    if is_cancelled:
+                        async with asyncio.timeout(0.3):
+                            receipt = await sender.send_messages(numbered(number))
+                    else:
+                        receipt = await sender.send_messages(numbered(number), timeout=0.3)
+                    if receipt.route is Route.PRIMARY:
+                        break
+                await asyncio.sleep(0.01)
+
+
 async def test_a_session_is_held_for_a_bounded_time_and_then_diverted_again(
     twins: Twins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No syphon runs: the send is diverted after all, and for a while no other one is held."""
-    monkeypatch.setattr(handover, "HOLD_SECONDS", 0.5)
+    for module in (handover, pairing_sessions):
+        monkeypatch.setattr(module, "HOLD_SECONDS", 0.5)
     loop = asyncio.get_running_loop()
     async with client(twins) as paired, paired.get_queue_sender("orders") as sender:
         paired.fail_over("orders")
@@ -149,8 +172,44 @@ async def test_a_session_is_held_for_a_bounded_time_and_then_diverted_again(
         assert not held.hold(Session("orders", "a"), waiter, loop.time())
 
 
+async def test_a_backlog_queue_that_does_not_answer_keeps_no_session_of_another_queue(twins: Twins) -> None:
+    async with client(twins, enable_syphon=True) as paired, paired.get_queue_sender("orders") as sender:
+        paired.fail_over("orders")
+        of_queue: dict[str | None, str] = {}
+        for number in itertools.count():
+            if len(of_queue) == 2:
+                break
+            receipt = await sender.send_messages(numbered(1, f"session-{number}"))
+            of_queue.setdefault(receipt.queue, f"session-{number}")
+        (silent_queue, stuck), (_, other) = of_queue.items()
+        twins.secondary.faults.add(Fault(FaultKind.BLACKHOLE, entity=silent_queue))
+        paired.fail_back("orders")
+        sessions = paired._pairing.diverted_sessions
+        assert sessions is not None
+        sending = asyncio.create_task(sender.send_messages(numbered(2, stuck)))
+        await eventually(lambda: sessions.held())
+        assert (await sender.send_messages(numbered(2, other))).route is Route.PRIMARY
+        twins.secondary.faults.clear()
+        await sending
+
+
+@pytest.mark.parametrize("create_backlog", [True, False])
+async def test_a_session_whose_backlog_queue_was_deleted_goes_back_to_the_primary(
+    twins: Twins, create_backlog: bool
+) -> None:
+    async with client(twins):
+        pass  # it makes the queues
+    async with client(twins, create_backlog=create_backlog) as paired, paired.get_queue_sender("orders") as sender:
+        paired.fail_over("orders")
+        queue = (await sender.send_messages(numbered(1))).queue
+        assert queue is not None
+        await twins.secondary.delete(queue)
+        paired.fail_back("orders")
+        assert (await sender.send_messages(numbered(2))).route is Route.PRIMARY
+
+
 async def test_calls_of_one_session_take_turns_over_all_links(twins: Twins) -> None:
-    twins.primary.faults.add(Fault(Kind.SLOW, delay=0.01, on=frozenset({Operation.SEND})))
+    twins.primary.faults.add(Fault(FaultKind.SLOW, delay=0.01, on=frozenset({FaultPoint.SEND})))
     async with client(twins) as paired, paired.get_queue_sender("orders") as sender:
         sends = (sender.send_messages(numbered(number, f"s{number % 4}")) for number in range(80))
         await asyncio.gather(*sends)

@@ -1,4 +1,4 @@
-"""Receivers of the paired client: those of the SDK, except that nobody sees a ping, also if the service delivers it."""
+"""Receivers of the paired client are the SDK's, but never show a ping."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.sdk_connection import needs_sdk
 
 import twinbus
 from twinbus.aio import PairedServiceBusClient
-from twinbus.broker import AZURE, DEFAULT
-from twinbus.broker.durations import TICKS_PER_SECOND
-from twinbus.broker.queue import Queue
+from twinbus.emulator import AZURE, DEFAULT
+from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Outcome, Stage
-from twinbus.pairing.ping import ping_message
+from twinbus.pairing.failover.ping import ping_message
+from twinbus.servicebus.durations import TICKS_PER_SECOND
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -106,7 +106,7 @@ async def test_a_receiver_goes_on_waiting_where_only_pings_came(client: PairedSe
         assert str(message) == "one"
 
 
-async def test_a_receiver_waits_no_longer_than_it_was_told(client: PairedServiceBusClient, bench: Make) -> None:
+async def test_receiver_respects_max_wait_time(client: PairedServiceBusClient, bench: Make) -> None:
     place = await bench()
     await place.put("ping", "ping")
     async with client.get_queue_receiver(place.path, max_wait_time=1) as receiver:
@@ -174,7 +174,7 @@ async def test_a_subscription_shows_no_ping(twins: Twins, client: PairedServiceB
     assert subscription.counters.active == 0
 
 
-async def test_what_receivers_do_is_recorded(client: PairedServiceBusClient, bench: Make) -> None:
+async def test_receiver_operations_are_recorded(client: PairedServiceBusClient, bench: Make) -> None:
     place = await bench()
     await place.put("12345", "two", "three", "four")
     [stored] = place.queue.peek(0, 1)

@@ -1,4 +1,4 @@
-"""`record_receives`: a plain receiver of the SDK tells a ledger what arrives, by one line."""
+"""`record_receives` makes a plain SDK receiver record what arrives."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.pairing.sdk_messages import typed, written_size
 
 import twinbus
 import twinbus.aio
-from twinbus.broker import DEFAULT, SubscriptionDescription, TopicDescription
-from twinbus.broker.durations import TICKS_PER_SECOND
-from twinbus.broker.queue import Queue
-from twinbus.ledger.reading import read_ledger
+from twinbus.emulator import DEFAULT, SubscriptionDescription, TopicDescription
+from twinbus.emulator.entities.queue import Queue
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import MemoryRecorder, NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
-from twinbus.pairing.ping import ping_message
+from twinbus.pairing.failover.ping import ping_message
+from twinbus.servicebus.durations import TICKS_PER_SECOND
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def kinds(recorder: MemoryRecorder) -> list[tuple[OperationKind, str | None]]:
     return [(one.operation, one.message_id) for one in recorder.operations if one.outcome is not Outcome.EMPTY]
 
 
-def test_what_a_plain_receiver_does_is_recorded(twins: ThreadedTwins, client: ServiceBusClient) -> None:
+def test_operations_of_a_plain_receiver_are_recorded(twins: ThreadedTwins, client: ServiceBusClient) -> None:
     queue = queue_with(twins, client, "orders", "one", "two", "three", "four")
     [stored] = twins.primary.call(queue.peek, 0, 1)
     recorder = MemoryRecorder()
@@ -142,7 +142,7 @@ def test_iterating_and_receive_and_delete_are_recorded(twins: ThreadedTwins, cli
     assert kinds(recorder) == [(KINDS.RECEIVE, "id-one"), (KINDS.RECEIVE, "id-two")]
 
 
-def test_it_is_the_same_receiver(client: ServiceBusClient, twins: ThreadedTwins) -> None:
+def test_record_receives_returns_the_same_receiver(client: ServiceBusClient, twins: ThreadedTwins) -> None:
     twins.queue("same")
     plain = client.get_queue_receiver("same")
     with twinbus.record_receives(plain, MemoryRecorder()) as receiver:
@@ -229,7 +229,7 @@ async def test_an_asynchronous_receiver_records_the_same(
     ]
 
 
-def test_what_cannot_record_is_refused(twins: ThreadedTwins, client: ServiceBusClient) -> None:
+def test_invalid_receiver_or_recorder_is_refused(twins: ThreadedTwins, client: ServiceBusClient) -> None:
     twins.queue("refused")
     plain = client.get_queue_receiver("refused")
     with pytest.raises(TypeError, match=r"recorder must have a method record, .* not str"):

@@ -15,7 +15,7 @@ from tests.client.threads import ThreadedTwins, down, eventually
 from tests.sdk_connection import needs_plain_text
 
 from twinbus import PairedServiceBusClient, Route
-from twinbus.broker import (
+from twinbus.emulator import (
     DEFAULT,
     Namespace,
     NamespaceConfig,
@@ -23,9 +23,10 @@ from twinbus.broker import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.background import NamespaceThread
-from twinbus.broker.queue import Queue
-from twinbus.broker.security import BearerToken, Right
+from twinbus.emulator.auth.security import BearerToken
+from twinbus.emulator.entities.queue import Queue
+from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.servicebus.access_rights import Right
 
 pytestmark = [pytest.mark.slow, needs_plain_text]
 
@@ -56,7 +57,7 @@ CHANGES = {
 
 
 class Entities(NamedTuple):
-    """What a program sends to; the queues count what has arrived."""
+    """The entities of a program; the queues count arrivals."""
 
     queue: Queue
     session_queue: Queue
@@ -135,7 +136,7 @@ def test_a_client_of_host_and_credential_shares_the_credential_with_the_secondar
 
 
 def changed(program: str) -> str:
-    """The program with the SDK's client replaced by ours in its imports."""
+    """Return the program with the SDK's client replaced by the paired client in its imports."""
     source = original = (FOLDER / f"{program}.py").read_text()
     for before, after in CHANGES.items():
         source = source.replace(before, after)
@@ -172,7 +173,7 @@ def test_a_program_does_the_same_with_one_changed_import(
 
 
 @pytest.mark.parametrize("program", SENDING)
-def test_its_sends_go_on_in_an_outage_and_arrive_after_it(
+def test_sends_of_a_program_survive_an_outage(
     program: str, twins: ThreadedTwins, entities: Entities, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down(twins.primary)

@@ -1,4 +1,4 @@
-"""The paired client can take the place of the SDK's: same methods, same parameters, sync and async."""
+"""The paired client is a drop-in for the SDK's: same methods and parameters, sync and async."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def public_methods(kind: type) -> dict[str, Any]:
 
 
 def parameters(function: Any) -> dict[str, tuple[Any, Any]]:
-    """The names, with kind and default; the order of those that are given by name does not matter."""
+    """Return names, kinds and defaults; the order of keyword-only parameters does not matter."""
     return {one.name: (one.kind, one.default) for one in inspect.signature(function).parameters.values()}
 
 

@@ -123,12 +123,12 @@ def test_a_method_that_a_newer_sdk_adds_raises_and_says_what_to_do() -> None:
     assert sender.send_messages() is None  # type: ignore[func-returns-value]
 
 
-def test_programs_can_ask_whether_it_is_there() -> None:
+def test_hasattr_is_false_for_a_refused_method() -> None:
     assert not hasattr(Guarded(), "send_fast")
     assert hasattr(Guarded(), "send_messages")
 
 
-def test_what_must_always_work_is_not_inherited_either() -> None:
+def test_special_methods_are_not_inherited_either() -> None:
     sender = Guarded()
     assert "Guarded object" in repr(sender)
     del sender

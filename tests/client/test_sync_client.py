@@ -34,9 +34,9 @@ from twinbus import (
     SyphonOptions,
     pair_namespaces,
 )
-from twinbus.broker import AZURE, DEFAULT, Fault, Kind
-from twinbus.broker.faults import Operation as At
-from twinbus.pairing.ping import ping_message
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind
+from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.pairing.failover.ping import ping_message
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def a_name() -> str:
 
 
 def our_threads() -> list[str]:
-    """The threads of clients; the embedded namespaces of this process have some, too."""
+    """Return the threads of clients, without those of the embedded namespaces."""
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith("twinbus-") and name not in THEIR_THREADS]
 
@@ -108,7 +108,7 @@ def test_after_failover_nothing_but_pings_reaches_the_primary_from_any_sender(tw
         seen = Seen(paired)
         witness, stranger = paired.get_queue_sender(path), paired.get_queue_sender(path)
         assert stranger.send_messages(ServiceBusMessage("0")).route is Route.PRIMARY
-        twins.strike(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
+        twins.strike(Fault(FaultKind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
         assert witness.send_messages(ServiceBusMessage("1")).route is Route.BACKLOG
         seen.next(PingFailed)
         assert stranger.send_messages(ServiceBusMessage("2")).route is Route.BACKLOG
@@ -121,7 +121,7 @@ def test_a_ping_brings_all_senders_back(twins: ThreadedTwins) -> None:
     with twins.client() as paired:
         seen = Seen(paired)
         sender = paired.get_queue_sender(path)
-        twins.strike(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=1))
+        twins.strike(Fault(FaultKind.REJECT, entity=path, on=frozenset({At.SEND}), count=1))
         assert sender.send_messages(ServiceBusMessage("1")).route is Route.BACKLOG
         seen.next(Recovered)
         assert sender.send_messages(ServiceBusMessage("2")).route is Route.PRIMARY
@@ -133,14 +133,14 @@ def test_one_failure_and_then_silence_still_fails_over_and_pings(twins: Threaded
     queue = twins.queue(path)
     with twins.client(failover_interval=1.5) as paired:
         seen = Seen(paired)
-        twins.strike(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=1))
+        twins.strike(Fault(FaultKind.REJECT, entity=path, on=frozenset({At.SEND}), count=1))
         paired.get_queue_sender(path).send_messages(ServiceBusMessage("1"))
         assert paired.status().entities[0].state is EntityState.SUSPECT
         seen.next(Recovered)
         assert queue.activity.pings == 1
 
 
-def test_the_syphon_brings_the_backlog_home(twins: ThreadedTwins) -> None:
+def test_syphon_drains_the_backlog(twins: ThreadedTwins) -> None:
     path = a_name()
     queue = twins.queue(path)
     with twins.client(enable_syphon=True, syphon=SyphonOptions(retry_min=0.1)) as paired:
@@ -204,7 +204,7 @@ def test_a_callback_may_ask_for_the_status_in_any_thread(twins: ThreadedTwins) -
     seen: list[Condition] = []
     with twins.client() as paired:
         paired.on_event(lambda event: seen.append(paired.status().condition))
-        twins.strike(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=1))
+        twins.strike(Fault(FaultKind.REJECT, entity=path, on=frozenset({At.SEND}), count=1))
         paired.get_queue_sender(path).send_messages(ServiceBusMessage("1"))
         eventually(lambda: len(seen) >= 4)
         assert set(seen) == {Condition.OPEN}
@@ -229,7 +229,7 @@ def test_a_closed_client_can_be_entered_again_and_its_listeners_stay(twins: Thre
 def test_retry_options_hold_for_a_busy_namespace_and_for_receivers(twins: ThreadedTwins, retry_total: int) -> None:
     path = a_name()
     twins.queue(path)
-    fault = Fault(Kind.THROTTLE, entity=path, on=frozenset({At.SEND, At.MANAGEMENT}))
+    fault = Fault(FaultKind.THROTTLE, entity=path, on=frozenset({At.SEND, At.MANAGEMENT}))
     options = {"retry_total": retry_total, "retry_backoff_factor": 0.01, **twins.client_options}
     with PairedServiceBusClient(*twins.texts, **options) as paired:
         busy = twins.strike(fault)
@@ -242,7 +242,7 @@ def test_retry_options_hold_for_a_busy_namespace_and_for_receivers(twins: Thread
 
 
 class _AsyncCredential:
-    """For a synchronous client this is awaited on its private loop."""
+    """An asynchronous credential, awaited on the private loop of a synchronous client."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -275,7 +275,7 @@ def test_closing_leaves_no_thread_and_no_socket_behind(twins: ThreadedTwins) -> 
         paired.get_queue_sender(path).send_messages(ServiceBusMessage("x"))
         receiver = paired.get_queue_receiver(path)
         receiver.receive_messages(1, max_wait_time=5)
-        twins.strike(Fault(Kind.BLACKHOLE, entity=dead, on=frozenset({At.SEND, At.ATTACH})))
+        twins.strike(Fault(FaultKind.BLACKHOLE, entity=dead, on=frozenset({At.SEND, At.ATTACH})))
         assert paired.get_queue_sender(dead).send_messages(ServiceBusMessage("x"), timeout=6).route is Route.BACKLOG
     twins.clear()
     eventually(lambda: our_threads() == [])
@@ -283,7 +283,7 @@ def test_closing_leaves_no_thread_and_no_socket_behind(twins: ThreadedTwins) -> 
     eventually(lambda: open_sockets() <= before)
 
 
-def test_a_closed_client_says_so(twins: ThreadedTwins) -> None:
+def test_closed_client_raises(twins: ThreadedTwins) -> None:
     path = a_name()
     with twins.client() as paired:
         sender = paired.get_queue_sender(path)

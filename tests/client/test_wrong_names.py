@@ -1,4 +1,4 @@
-"""A name that the namespace does not know is an error that names the entity and the namespace."""
+"""An unknown name raises an error that names the entity and the namespace."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
 from twinbus import EntityNotFoundError, PairedServiceBusClient, SendAvailabilityOptions
 from twinbus.aio import PairedServiceBusClient as AsyncPairedServiceBusClient
+from twinbus.pairing.sdk.version import INSTALLED, METHOD_SINCE
 from twinbus.testing import TwinNamespaces, twin_namespaces
 
 OPTIONS = SendAvailabilityOptions(backlog_queue_count=1)
@@ -59,6 +60,13 @@ def test_synchronous_client(twins: TwinNamespaces) -> None:
             pass
         with pytest.raises(EntityNotFoundError):
             next(iter(client.get_queue_receiver("no-such-queue", max_wait_time=WAIT)))
+        if METHOD_SINCE["list_queue_sessions"] <= INSTALLED:
+            with pytest.raises(EntityNotFoundError) as raised:
+                list(client.list_queue_sessions("no-such-queue"))
+            check(raised.value, twins, "no-such-queue")
+            with pytest.raises(EntityNotFoundError) as raised:
+                list(client.list_subscription_sessions("no-such-topic", "all"))
+            check(raised.value, twins, "no-such-topic/Subscriptions/all")
         assert [entity.state.value for entity in client.status().entities] == ["healthy"]
 
 
@@ -79,6 +87,10 @@ async def test_asynchronous_client(twins: TwinNamespaces) -> None:
         with pytest.raises(EntityNotFoundError):
             async for _ in client.get_queue_receiver("no-such-queue", max_wait_time=WAIT):
                 pass
+        if METHOD_SINCE["list_queue_sessions"] <= INSTALLED:
+            with pytest.raises(EntityNotFoundError) as raised:
+                [session async for session in client.list_queue_sessions("no-such-queue")]
+            check(raised.value, twins, "no-such-queue")
 
 
 def test_failed_calls_leave_nothing_that_the_event_loop_complains_of(

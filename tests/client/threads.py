@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from tests.sdk_connection import client_options, reachable
 
 from twinbus import Event, PairedServiceBusClient, SendAvailabilityOptions
-from twinbus.broker import Fault, Kind, Namespace, NamespaceConfig, Profile, QueueDescription
-from twinbus.broker.background import NamespaceThread
-from twinbus.broker.faults import ActiveFault
-from twinbus.broker.queue import Queue
+from twinbus.emulator import Fault, FaultKind, Namespace, NamespaceConfig, Profile, QueueDescription
+from twinbus.emulator.entities.queue import Queue
+from twinbus.emulator.faults.fault_plan import ActiveFault
+from twinbus.emulator.server.thread_host import NamespaceThread
 
 PATIENCE = 60.0
 
@@ -57,7 +57,7 @@ class ThreadedTwins:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """What clients need besides; both namespaces have the same authority, if they speak TLS."""
+        """Return further client options; with TLS both namespaces have the same authority."""
         return client_options(self.primary.namespace)
 
     def queue(self, path: str, **properties: Any) -> Queue:
@@ -76,7 +76,7 @@ class ThreadedTwins:
 
 
 def down(one: NamespaceThread) -> None:
-    for kind in (Kind.REFUSE, Kind.RESET):
+    for kind in (FaultKind.REFUSE, FaultKind.RESET):
         one.call(one.namespace.faults.add, Fault(kind))
 
 
@@ -114,7 +114,7 @@ class Seen:
 
 
 def eventually(holds: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    """Wait until something is so that nobody tells us of."""
+    """Poll until the condition holds."""
     ends = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < ends, "it did not come about in time"

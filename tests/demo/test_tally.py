@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from twinbus.demo.tally import Tally, Verdict
 from twinbus.demo.traffic import Destination
 
-PLACES = {"orders": ("orders",), "events": ("events/a", "events/b")}
+PATHS = {"orders": ("orders",), "events": ("events/a", "events/b")}
 
 
 def test_what_was_told_and_came_is_ok() -> None:
-    tally = Tally(PLACES)
+    tally = Tally(PATHS)
     tally.attempt("orders", "1")
     tally.acknowledge("orders", "1", "primary")
     assert tally.missing == 1
@@ -22,7 +22,7 @@ def test_what_was_told_and_came_is_ok() -> None:
 
 
 def test_a_message_of_a_topic_must_reach_every_subscription() -> None:
-    tally = Tally(PLACES)
+    tally = Tally(PATHS)
     tally.attempt("events", "1")
     tally.acknowledge("events", "1", "backlog")
     tally.receive("events/a", "1", 1)
@@ -32,7 +32,7 @@ def test_a_message_of_a_topic_must_reach_every_subscription() -> None:
 
 
 def test_the_same_delivery_again_is_no_duplicate_and_another_one_is() -> None:
-    tally = Tally(PLACES)
+    tally = Tally(PATHS)
     tally.attempt("orders", "1")
     tally.receive("orders", "1", 7)
     tally.receive("orders", "1", 7)
@@ -42,13 +42,13 @@ def test_the_same_delivery_again_is_no_duplicate_and_another_one_is() -> None:
 
 
 def test_what_nobody_sent_is_unexpected() -> None:
-    tally = Tally(PLACES)
+    tally = Tally(PATHS)
     tally.receive("events/a", "1", 1)
     assert tally.verdict() == Verdict(0, 0, 0, 0, 1, 0)
 
 
 def test_an_attempt_without_an_answer_may_arrive_or_not() -> None:
-    tally = Tally(PLACES)
+    tally = Tally(PATHS)
     tally.attempt("orders", "1")
     tally.attempt("orders", "2")
     tally.receive("orders", "1", 1)
@@ -72,5 +72,5 @@ def test_the_words_say_what_they_mean(told: set[int], tried: set[int], came: lis
 
 
 def test_the_places_of_a_destination_are_its_queue_or_its_subscriptions() -> None:
-    assert Destination("orders").places == ("orders",)
-    assert Destination("events", ("a", "b")).places == ("events/a", "events/b")
+    assert Destination("orders").receiving_paths == ("orders",)
+    assert Destination("events", ("a", "b")).receiving_paths == ("events/a", "events/b")

@@ -9,11 +9,11 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from twinbus.broker.config import parse_config
-from twinbus.broker.toml_table import Table
 from twinbus.cli.main import app
+from twinbus.emulator.config.namespace_file import parse_config
+from twinbus.emulator.config.toml_table import Table
 
-PAGE = (Path(__file__).parents[2] / "docs" / "namespace.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "namespace.md").read_text("utf-8")
 TITLE = "Options of `serve`, and keys of the file"
 FILE = """
 [namespaces.contoso]

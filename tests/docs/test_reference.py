@@ -14,9 +14,10 @@ import pytest
 
 import twinbus
 import twinbus.aio
-from twinbus.pairing import errors, events, options
+from twinbus.pairing import events, options
+from twinbus.pairing import pairing_errors as errors
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text("utf-8")
 CHOICES = {
     "probe": get_args(options.Probe),
     "while_suspect": get_args(options.WhileSuspect),

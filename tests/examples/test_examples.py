@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from twinbus.broker import Fault, Kind
+from twinbus.emulator import Fault, FaultKind
 from twinbus.testing import TwinNamespaces
 
 pytestmark = pytest.mark.slow
@@ -104,7 +104,7 @@ def test_full_batches_go_to_the_primary_or_whole_to_the_backlog(twins: TwinNames
     lines = "".join(f"{number} {'x' * 1000}\n" for number in range(600))
     healthy = batches("primary", lines)
     # The namespace answers; the queue does not.
-    twins.primary.add_fault(Fault(Kind.RESET, "orders"))
+    twins.primary.add_fault(Fault(FaultKind.RESET, "orders"))
     assert batches("backlog", lines) == healthy
     assert len(healthy) > 1
     assert sum(healthy) == 600

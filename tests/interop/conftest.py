@@ -1,4 +1,4 @@
-"""Peers by other people."""
+"""Fixtures for third-party clients and servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.interop import node, older_sdk
 
 @pytest.fixture(scope="session")
 def node_modules(request: pytest.FixtureRequest) -> Path:
-    """The folder with the packages that the scripts use."""
+    """The folder with the Node packages of the scripts."""
     cache = request.config.cache
     assert cache is not None
     return node.install(cache.mkdir("interop"))

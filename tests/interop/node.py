@@ -1,4 +1,4 @@
-"""Runs the scripts of this folder with Node; what they say comes as dictionaries.
+"""Runs the scripts of this folder with Node, and reads their JSON lines.
 
 Node and npm come from the machine or, if it has none, from PyPI; the packages from the npm registry.
 """
@@ -24,9 +24,9 @@ INSTALL_SECONDS = 300.0
 PATIENCE = 60.0
 
 
-def install(cache: Path) -> Path:
-    """The packages of `package-lock.json`, brought into the cache once; the folder they are in."""
-    lock = (HERE / "package-lock.json").read_bytes()
+def install(cache: Path, folder: Path = HERE) -> Path:
+    """Install the packages of `package-lock.json` into the cache once. Returns their folder."""
+    lock = (folder / "package-lock.json").read_bytes()
     ready = cache / "node" / hashlib.sha256(lock).hexdigest()[:16]
     if (ready / "node_modules").is_dir():
         return ready / "node_modules"
@@ -34,7 +34,7 @@ def install(cache: Path) -> Path:
     # Made aside and renamed, for several workers may want it at once.
     made = Path(tempfile.mkdtemp(dir=ready.parent))
     for name in ("package.json", "package-lock.json"):
-        shutil.copy(HERE / name, made)
+        shutil.copy(folder / name, made)
     _, npm = node_and_npm()
     command = [*npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
     subprocess.run(command, cwd=made, check=True, timeout=INSTALL_SECONDS, stdout=subprocess.DEVNULL)
@@ -46,7 +46,7 @@ def install(cache: Path) -> Path:
 
 
 class Script:
-    """A script that runs as long as the block, and tells what it sees."""
+    """A script that runs during the block and reports events."""
 
     def __init__(
         self, modules: Path, name: str, *arguments: Any, environment: Mapping[str, str] = MappingProxyType({})
@@ -76,7 +76,7 @@ class Script:
             raise
 
     async def event(self) -> dict[str, Any] | None:
-        """The next thing it says; None when it has ended."""
+        """The next event; None when the script has ended."""
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE)
         if not line:
@@ -86,14 +86,14 @@ class Script:
         return said
 
     async def until(self, event: str) -> dict[str, Any]:
-        """What it says of the next such event."""
+        """The next event of this name."""
         while (said := await self.event()) is not None:
             if said["event"] == event:
                 return said
         raise AssertionError(f"the script ended without {event}")
 
     async def all_events(self) -> list[dict[str, Any]]:
-        """Everything it says until it ends."""
+        """All events until the script ends."""
         found = []
         while (said := await self.event()) is not None:
             found.append(said)

@@ -1,4 +1,4 @@
-"""An environment with an older Service Bus SDK for Python, apart from the one of the tests."""
+"""A separate environment with an older Service Bus SDK for Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INSTALL_SECONDS = 300.0
 
 
 def install(cache: Path) -> Path:
-    """The versions of `older_sdk.txt`, brought into the cache once; the Python that has them."""
+    """Install the versions of `older_sdk.txt` into the cache once. Returns their Python."""
     digest = hashlib.sha256(VERSIONS.read_bytes() + sys.version.encode()).hexdigest()[:16]
     ready = cache / "python" / digest
     if not ready.is_dir():

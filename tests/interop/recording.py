@@ -1,19 +1,19 @@
-"""A proxy that passes bytes on and keeps what the client said, and the shape of the frames in it."""
+"""A recording TCP proxy, and the shape of the frames in a recording."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, NamedTuple
 
-from twinbus.amqp.decoding import decode
-from twinbus.amqp.performatives import BY_CODE
-from twinbus.amqp.types import Described
+from twinbus.amqp.codec.decoding import decode
+from twinbus.amqp.codec.performatives import BY_CODE
+from twinbus.amqp.codec.types import Described
 
 HEADERS = (b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00")
 
 
 class Recorded(NamedTuple):
-    """A frame a client wrote: its kind, its fields with exact types, its payload."""
+    """A frame of a client: its kind, its fields with exact types, its payload."""
 
     kind: str
     fields: dict[str, Any]
@@ -21,7 +21,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Listens on a port of its own in front of another, in an `async with` block."""
+    """Listens on a port in front of another one, in an `async with` block."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -67,12 +67,12 @@ class Recorder:
             writer.close()
 
     def frames(self) -> list[Recorded]:
-        """Everything that clients said on AMQP frames, connection by connection."""
+        """The frames that clients sent, by connection."""
         return [recorded for said in self._said for recorded in parse(bytes(said))]
 
 
 def parse(said: bytes) -> list[Recorded]:
-    """The frames in what one client said, SASL included."""
+    """The frames in the bytes of one client, SASL included."""
     found, pos = [], 0
     while pos < len(said):
         if said[pos : pos + 8] in HEADERS:
@@ -89,14 +89,14 @@ def parse(said: bytes) -> list[Recorded]:
 
 
 def named(value: Described) -> tuple[str, dict[str, Any]]:
-    """A described list as the name of its kind and its fields by name."""
+    """A described list as its name and its fields by name."""
     kind = BY_CODE[int(value.descriptor)]
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     return kind.__name__, dict(zip(names, value.value, strict=False))
 
 
 def shape(value: Any) -> Any:
-    """What kind of value it is, without what it says. Null, left out and empty are the same."""
+    """The type of a value without the value. Null, missing and empty are the same."""
     if value is None:
         return None
     if isinstance(value, Described):
@@ -110,5 +110,5 @@ def shape(value: Any) -> Any:
 
 
 def shapes(fields: dict[str, Any]) -> dict[str, Any]:
-    """The shape of each field that is there."""
+    """The shape of each present field."""
     return {name: found for name, value in fields.items() if (found := shape(value)) is not None}

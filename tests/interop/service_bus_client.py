@@ -1,4 +1,4 @@
-"""An older Service Bus SDK for Python: one feature after the other, with what each gave as a line of JSON.
+"""Exercises an older Service Bus SDK for Python, and prints a JSON line per feature.
 
 Runs in an environment of its own. Its orders come as one JSON argument: {connection_string, ca_file}. It knows no
 development namespaces, so everything is over TLS; its administration client trusts what `REQUESTS_CA_BUNDLE` names.
@@ -39,7 +39,7 @@ def text(message: ServiceBusReceivedMessage) -> str:
 
 
 def receive(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:
-    """So many messages: the SDK may give fewer at a time."""
+    """Receive `count` messages: the SDK may return fewer at a time."""
     found: list[ServiceBusReceivedMessage] = []
     while len(found) < count:
         some = receiver.receive_messages(count - len(found), max_wait_time=WAIT)

@@ -1,4 +1,4 @@
-"""Our client's frames next to the SDK's, both recorded in front of the same namespace.
+"""Our client's frames compared with the SDK's, both recorded at the same namespace.
 
 The SDK is known to work with the real service, so ours should have the same fields of the same types. Where they differ
 it is on purpose, and written down here: anything else fails.
@@ -17,8 +17,8 @@ from azure.servicebus.aio import ServiceBusClient
 from tests.interop.recording import Recorded, Recorder, shape, shapes
 from tests.syphon.bus import PATIENCE, message, receive, send_all, sequence_number
 
-from twinbus.amqp import sections
-from twinbus.broker import AZURE, Namespace, QueueDescription
+from twinbus.amqp.codec import sections
+from twinbus.emulator import AZURE, Namespace, QueueDescription
 from twinbus.syphon import ABANDON, ACCEPT, DEFER, Connection, Settlement, dead_letter, from_connection_string
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -96,7 +96,7 @@ def of_kind(frames: list[Recorded], kind: str, **fields: Any) -> list[Recorded]:
 def compare(
     sdk: Recorded, ours: Recorded, *, only_sdk: Set[str] = frozenset(), only_ours: Set[str] = frozenset()
 ) -> None:
-    """Same fields, same types, but for the named ones that one side alone has."""
+    """Same fields and types, except for named ones that only one side has."""
     theirs, mine = shapes(sdk.fields), shapes(ours.fields)
     assert theirs.keys() - mine.keys() == only_sdk
     assert mine.keys() - theirs.keys() == only_ours
@@ -107,7 +107,7 @@ def compare(
 # ---- the connection ----
 
 
-async def test_the_login(both: Both) -> None:
+async def test_sasl_login_frames_match(both: Both) -> None:
     sdk, ours = of_kind(both.sdk, "SaslInit")[0], of_kind(both.ours, "SaslInit")[0]
     compare(sdk, ours)
     assert ours.fields["mechanism"] == sdk.fields["mechanism"] == "ANONYMOUS"
@@ -134,7 +134,7 @@ async def test_endings(both: Both, kind: str) -> None:
 
 
 def attach(frames: list[Recorded], role: bool, node: str) -> Recorded:
-    """The attach of a link to a node; the SDK's addresses are URLs, which ours need not be."""
+    """The attach of a link to a node. The SDK's addresses are URLs, ours are paths."""
     terminus = "source" if role else "target"
     found = of_kind(frames, "Attach", role=role)
     return next(frame for frame in found if str(frame.fields[terminus].value[0]).endswith(node))
@@ -142,14 +142,14 @@ def attach(frames: list[Recorded], role: bool, node: str) -> Recorded:
 
 @pytest.mark.parametrize("role", [False, True], ids=["sender", "receiver"])
 @pytest.mark.parametrize("node", ["$cbs", "orders/$management"])
-async def test_attaching_to_a_node(both: Both, role: bool, node: str) -> None:
+async def test_attach_to_a_node_matches(both: Both, role: bool, node: str) -> None:
     sdk, ours = attach(both.sdk, role, node), attach(both.ours, role, node)
     compare(sdk, ours)
     for mode in ("snd_settle_mode", "rcv_settle_mode"):
         assert ours.fields[mode] == sdk.fields[mode]
 
 
-async def test_attaching_a_sender(both: Both) -> None:
+async def test_sender_attach_matches(both: Both) -> None:
     sdk, ours = attach(both.sdk, False, "orders"), attach(both.ours, False, "orders")
     # The SDK says 0 there, which means nothing.
     compare(sdk, ours, only_sdk={"max_message_size"})
@@ -158,7 +158,7 @@ async def test_attaching_a_sender(both: Both) -> None:
     assert (ours.fields["rcv_settle_mode"], sdk.fields["rcv_settle_mode"]) == (0, 1)
 
 
-async def test_attaching_a_receiver(both: Both) -> None:
+async def test_receiver_attach_matches(both: Both) -> None:
     sdk, ours = attach(both.sdk, True, "orders"), attach(both.ours, True, "orders")
     # The SDK refuses messages above 1 MB, which a Premium namespace may hold; its property is a name for people.
     compare(sdk, ours, only_sdk={"max_message_size", "properties"})
@@ -166,7 +166,7 @@ async def test_attaching_a_receiver(both: Both) -> None:
     assert ours.fields["rcv_settle_mode"] == sdk.fields["rcv_settle_mode"] == 1
 
 
-async def test_flow_of_a_link(both: Both) -> None:
+async def test_link_flow_matches(both: Both) -> None:
     def link_flow(frames: list[Recorded]) -> Recorded:
         return next(frame for frame in of_kind(frames, "Flow") if frame.fields["handle"] is not None)
 
@@ -213,7 +213,7 @@ class Request(NamedTuple):
 
 
 def requests(frames: list[Recorded]) -> dict[str, Request]:
-    """What was asked of `$cbs` and `$management`, by operation."""
+    """The requests to `$cbs` and `$management`, by operation."""
     found = {}
     for frame in of_kind(frames, "Transfer"):
         parts = sections.split_sections(frame.payload)
@@ -224,7 +224,7 @@ def requests(frames: list[Recorded]) -> dict[str, Request]:
     return found
 
 
-async def test_a_token_is_shown_with_the_same_properties(both: Both) -> None:
+async def test_put_token_request_matches(both: Both) -> None:
     sdk, ours = requests(both.sdk)["put-token"], requests(both.ours)["put-token"]
     assert {name: shape(value) for name, value in ours.properties.items()} == {
         name: shape(value) for name, value in sdk.properties.items()
@@ -238,7 +238,7 @@ async def test_a_token_is_shown_with_the_same_properties(both: Both) -> None:
 @pytest.mark.parametrize(
     "operation", ["peek-message", "receive-by-sequence-number", "renew-lock", "update-disposition"]
 )
-async def test_management_is_asked_with_the_same_body(both: Both, operation: str) -> None:
+async def test_management_request_body_matches(both: Both, operation: str) -> None:
     name = f"com.microsoft:{operation}"
     sdk, ours = requests(both.sdk)[name], requests(both.ours)[name]
     # Both belong to sessions, or to the SDK's own book-keeping.

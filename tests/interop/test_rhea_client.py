@@ -1,4 +1,4 @@
-"""Our namespace and a client by other people."""
+"""The embedded namespace with the third-party client rhea."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.interop.node import Script
 
-from twinbus.broker import AZURE, DEFAULT, Namespace, Profile, QueueDescription
-from twinbus.broker.security import sign
+from twinbus.emulator import AZURE, DEFAULT, Namespace, Profile, QueueDescription
+from twinbus.emulator.auth.security import sign
 
 ROOT = "RootManageSharedAccessKey"
 LARGE = 200_000
@@ -60,7 +60,9 @@ async def run(modules: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("way", [with_password, with_token])
-async def test_it_logs_in_sends_receives_and_settles(namespace: Namespace, node_modules: Path, way: Any) -> None:
+async def test_rhea_client_logs_in_sends_receives_and_settles(
+    namespace: Namespace, node_modules: Path, way: Any
+) -> None:
     events = await run(node_modules, way(namespace))
     kinds = Counter(event["event"] for event in events)
     assert [event["outcome"] for event in events if event["event"] == "sent"] == ["accepted"] * 4
@@ -82,7 +84,7 @@ async def test_it_logs_in_sends_receives_and_settles(namespace: Namespace, node_
         assert kinds["settled"] == 5, "each settlement is confirmed"
 
 
-async def test_a_wrong_password_does_not_get_in(namespace: Namespace, node_modules: Path) -> None:
+async def test_rhea_client_with_a_wrong_password_is_refused(namespace: Namespace, node_modules: Path) -> None:
     asked = {**with_password(namespace), "password": "wrong"}
     async with Script(node_modules, "rhea_client.js", asked) as client:
         with pytest.raises(AssertionError, match="Failed to authenticate"):

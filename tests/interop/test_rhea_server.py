@@ -1,4 +1,4 @@
-"""Our client and a server by other people, so that codec and namespace cannot share a mistake."""
+"""The AMQP client with a third-party server, so that client and namespace cannot share a mistake."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from twinbus.syphon import (
     AmqpError,
     Connection,
     Endpoint,
-    LinkDetached,
-    Modified,
-    Rejected,
-    Released,
+    LinkDetachedError,
+    ModifiedError,
+    RejectedError,
+    ReleasedError,
     SasKey,
     dead_letter,
 )
@@ -41,7 +41,7 @@ async def connection(server: Script) -> AsyncIterator[Connection]:
         yield opened
 
 
-async def test_the_server_understands_what_we_open_with(server: Script, connection: Connection) -> None:
+async def test_rhea_server_understands_our_open_frame(server: Script, connection: Connection) -> None:
     opened = await server.until("open")
     assert (opened["hostname"], opened["frame"], opened["idle"]) == ("127.0.0.1", 65536, 60_000)
     await connection.attach_sender("q")
@@ -54,9 +54,9 @@ async def test_the_server_understands_what_we_open_with(server: Script, connecti
     await server.until("connection_close")
 
 
-async def test_each_message_gets_the_outcome_that_the_server_gave_it(server: Script, connection: Connection) -> None:
+async def test_each_message_gets_the_servers_outcome(server: Script, connection: Connection) -> None:
     sender = await connection.attach_sender("q")
-    await sender.wait_for_room(PATIENCE)
+    await sender.wait_for_credit(PATIENCE)
     outcomes = Outcomes()
     seen: dict[str, AmqpError | None] = {}
     for asked in ("accept", "reject", "release", "modify"):
@@ -65,15 +65,15 @@ async def test_each_message_gets_the_outcome_that_the_server_gave_it(server: Scr
         seen = await outcomes.all(len(seen) + 1)
     assert seen["accept"] is None
     rejected = seen["reject"]
-    assert isinstance(rejected, Rejected)
+    assert isinstance(rejected, RejectedError)
     assert (rejected.condition, rejected.description) == ("rhea:no", "not this one")
-    assert isinstance(seen["release"], Released)
-    assert isinstance(seen["modify"], Modified)
+    assert isinstance(seen["release"], ReleasedError)
+    assert isinstance(seen["modify"], ModifiedError)
     ids = [(await server.until("message"))["id"] for _ in range(4)]
     assert ids == ["accept", "reject", "release", "modify"]
 
 
-async def test_a_large_message_arrives_whole_in_frames_of_4096(server: Script, connection: Connection) -> None:
+async def test_large_message_arrives_whole_in_frames_of_4096_bytes(server: Script, connection: Connection) -> None:
     sender = await connection.attach_sender("q")
     await sender.deliver(message(b"x" * LARGE), PATIENCE)
     assert (await server.until("message"))["size"] == LARGE
@@ -85,13 +85,13 @@ async def test_thousands_of_messages_stay_within_the_credit_and_the_window(
     sender = await connection.attach_sender("q")
     outcomes = Outcomes()
     for number in range(5000):
-        await sender.wait_for_room(PATIENCE)
+        await sender.wait_for_credit(PATIENCE)
         sender.send(message(b"accept", str(number)), outcomes.on(number))
     assert set((await outcomes.all(5000)).values()) == {None}
     assert [(await server.until("message"))["id"] for _ in range(5000)] == [str(number) for number in range(5000)]
 
 
-async def test_messages_of_the_server_are_settled_in_every_way(server: Script, connection: Connection) -> None:
+async def test_messages_from_the_server_are_settled_in_every_way(server: Script, connection: Connection) -> None:
     receiver, inbox = await receive(connection, "q", 4)
     one, two, three, four = await inbox.take(4)
     assert [body_of(each.payload) for each in (one, two, three)] == [b"one", b"two", b"three"]
@@ -113,9 +113,7 @@ async def test_messages_of_the_server_are_settled_in_every_way(server: Script, c
     await server.until("sender_close")
 
 
-async def test_the_server_sends_no_more_than_our_credit_and_gives_it_back(
-    server: Script, connection: Connection
-) -> None:
+async def test_server_respects_our_credit_and_returns_it(server: Script, connection: Connection) -> None:
     receiver, inbox = await receive(connection, "q", 2)
     await inbox.take(2)
     assert receiver.credit == 0
@@ -126,14 +124,14 @@ async def test_the_server_sends_no_more_than_our_credit_and_gives_it_back(
     assert receiver.credit == 0
 
 
-async def test_a_link_that_the_server_refuses_or_ends_says_why(server: Script, connection: Connection) -> None:
+async def test_link_refused_or_ended_by_the_server_has_a_reason(server: Script, connection: Connection) -> None:
     ends: list[object] = []
     refused = await connection.attach_receiver("forbidden", ends.append, on_end=ends.append)
     await eventually(lambda: refused.error is not None)
-    assert isinstance(refused.error, LinkDetached)
+    assert isinstance(refused.error, LinkDetachedError)
     assert (refused.error.condition, refused.error.description) == ("amqp:unauthorized-access", "not for you")
     sender = await connection.attach_sender("q")
-    with pytest.raises(LinkDetached) as caught:
+    with pytest.raises(LinkDetachedError) as caught:
         await sender.deliver(message(b"detach"), PATIENCE)
     assert (caught.value.condition, caught.value.description) == ("rhea:gone", "the link is closed")
     again = await connection.attach_sender("q")
@@ -141,7 +139,7 @@ async def test_a_link_that_the_server_refuses_or_ends_says_why(server: Script, c
 
 
 async def test_a_quiet_connection_is_kept_alive(server: Script, connection: Connection) -> None:
-    """The server drops a client that says nothing for four seconds."""
+    """The server drops a client that sends nothing for four seconds."""
     sender = await connection.attach_sender("q")
     await eventually(lambda: sender.idle_seconds > 6)
     assert connection.error is None

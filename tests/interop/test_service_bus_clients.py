@@ -1,4 +1,4 @@
-"""Our namespace and the Service Bus SDKs of other languages and other times, unmodified, feature by feature."""
+"""The embedded namespace with unmodified Service Bus SDKs: JavaScript and an older Python one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 from tests.interop.node import Script
 
-from twinbus.broker import Namespace
+from twinbus.emulator import Namespace
 
 HERE = Path(__file__).parent
 Features = dict[str, dict[str, Any]]
 
 
 async def features(modules: Path, ca_file: str, **asked: str) -> Features:
-    """What the SDK for JavaScript gave for each feature. Its administration client speaks HTTPS only."""
+    """The JavaScript SDK's result for each feature. Its administration client needs HTTPS."""
     async with Script(modules, "service_bus_client.js", asked, environment={"NODE_EXTRA_CA_CERTS": ca_file}) as client:
         return {said.pop("event"): said for said in await client.all_events()}
 
 
 def check(found: Features) -> None:
-    """The features that both SDKs were asked for, and what the service gives."""
+    """The expected result of each feature in both SDKs."""
     assert found["administration"] == {
         "queues": ["baskets", "orders"],
         "lock_duration": "PT1M",
@@ -57,16 +57,14 @@ async def namespace(tmp_path: Path) -> AsyncIterator[Namespace]:
         yield running
 
 
-async def test_the_sdk_for_javascript(namespace: Namespace, node_modules: Path) -> None:
+async def test_javascript_sdk_works(namespace: Namespace, node_modules: Path) -> None:
     assert namespace.certificate is not None
     given = {"connection_string": namespace.connection_string, "administration": namespace.connection_string}
     check(await features(node_modules, str(namespace.certificate.ca_file), **given))
 
 
-async def test_the_sdk_for_javascript_in_front_of_what_replaces_the_emulator(
-    node_modules: Path, tmp_path: Path
-) -> None:
-    """With the emulator's own connection strings, but for the ports: those of other tests may be taken."""
+async def test_javascript_sdk_works_with_the_emulator_replacement(node_modules: Path, tmp_path: Path) -> None:
+    """Uses the emulator's connection strings, with other ports because the usual ones may be taken."""
     ports = ["--namespace", "sbemulatorns=0", "--administration-port", "0"]
     serve = ["-m", "twinbus", "serve", "--json", "--emulator", *ports, "--data", str(tmp_path)]
     process = await asyncio.create_subprocess_exec(sys.executable, *serve, stdout=asyncio.subprocess.PIPE)
@@ -88,7 +86,7 @@ async def test_the_sdk_for_javascript_in_front_of_what_replaces_the_emulator(
         await process.wait()
 
 
-async def test_an_older_sdk_for_python(namespace: Namespace, older_python: Path) -> None:
+async def test_older_python_sdk_works(namespace: Namespace, older_python: Path) -> None:
     assert namespace.certificate is not None
     ca_file = str(namespace.certificate.ca_file)
     plain = namespace.connection_string.replace(";UseDevelopmentEmulator=true", "")

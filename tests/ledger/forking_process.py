@@ -11,7 +11,7 @@ import threading
 
 from tests.ledger.rows import a_send
 
-from twinbus.ledger.rotation import Rotation
+from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.writer import LedgerWriter
 
 CHILDREN, ROWS = 3, 100

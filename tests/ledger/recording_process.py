@@ -10,8 +10,8 @@ import sys
 
 from tests.ledger.rows import a_send
 
-from twinbus.ledger.proof import Proof
-from twinbus.ledger.rotation import Rotation
+from twinbus.ledger.durable_rows import Proof
+from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.writer import LedgerWriter
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from twinbus.ledger.layout import END_OF_TIME_US
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
 
 NOON = 1_794_830_400_000_000  # 2026-11-16 12:00 UTC, in microseconds
@@ -42,7 +42,7 @@ def sends(count: int, **changes: Any) -> list[Operation]:
 def message_ids(url: str | os.PathLike[str]) -> Counter[str | None]:
     """How often each message id is in a ledger in which everything can be read."""
     contents = read_ledger(url)
-    assert contents.set_aside == []
+    assert contents.unreadable == []
     return Counter(contents.table["message_id"].to_pylist())
 
 

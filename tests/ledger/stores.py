@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
+from twinbus.ledger.store import Store
+
 SECONDS = 60.0
 
 
@@ -53,6 +55,33 @@ class Obstinate(MemoryFileSystem):
 
 
 fsspec.register_implementation("obstinate", Obstinate, clobber=True)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class MortalStore:
+    """A store whose process ends after so many changes of files."""
+
+    def __init__(self, store: Store, changes: int) -> None:
+        self._store = store
+        self._left = changes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def _change(self, change: Callable[[], None]) -> None:
+        if self._left == 0:
+            raise Killed
+        self._left -= 1
+        change()
+
+    def put(self, folder: str, name: str, data: bytes) -> None:
+        self._change(lambda: self._store.put(folder, name, data))
+
+    def delete(self, folder: str, name: str) -> None:
+        self._change(lambda: self._store.delete(folder, name))
 
 
 def until(condition: Callable[[], bool]) -> None:

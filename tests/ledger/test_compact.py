@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from tests.ledger.rows import DAY, HOUR, NOON, a_send, message_ids
-from tests.ledger.stores import memory_url
+from tests.ledger.stores import Killed, MortalStore, memory_url
 
-from twinbus.ledger import compact as compacting
-from twinbus.ledger.compact import compact
-from twinbus.ledger.errors import LedgerError, LedgerNotFound
-from twinbus.ledger.layout import FileName, temp_name
-from twinbus.ledger.reading import newest, read_ledger
-from twinbus.ledger.rotation import Rotation
+from twinbus.ledger import compaction as compacting
+from twinbus.ledger.compaction import compact
+from twinbus.ledger.file_rotation import Rotation
+from twinbus.ledger.layout import FileName, encode_claims, sidecar_name, temp_name
+from twinbus.ledger.ledger_errors import LedgerError, LedgerNotFoundError
+from twinbus.ledger.ledger_reader import UnreadableFile, newest, read_ledger
 from twinbus.ledger.store import LocalStore, open_store
 from twinbus.ledger.writer import LedgerWriter
 
@@ -44,7 +44,12 @@ def once(ids: set[str]) -> dict[str, int]:
 
 
 def names_of(url: str | Path) -> list[str]:
-    return open_store(url).files(TODAY)
+    """The files of the day that hold rows."""
+    return [name for name in open_store(url).files(TODAY) if name.endswith(".parquet")]
+
+
+def sidecars_of(url: str | Path) -> list[str]:
+    return [name for name in open_store(url).files(TODAY) if name.endswith(".replaces")]
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -57,6 +62,7 @@ def test_small_files_of_a_day_become_one_and_are_removed_a_day_later(ledger: str
     done = compact(ledger, now_us=lambda: TOMORROW)
     assert (done.replaced_files, done.new_files, done.rows, done.removed_files) == (20, 1, 200, 0)
     assert len(names_of(ledger)) == 21
+    assert sidecars_of(ledger) == [f"{names_of(ledger)[-1]}.replaces"]
     assert message_ids(ledger) == once(ids)
     assert newest(ledger, 1000).table.num_rows == 200
     done = compact(ledger, now_us=lambda: TOMORROW + DAY + 1)
@@ -117,6 +123,20 @@ def test_late_rows_are_compacted_with_what_was_compacted_before(ledger: str) -> 
     assert message_ids(ledger) == once(ids)
 
 
+def test_files_whose_rows_were_compacted_twice_are_still_named(ledger: str) -> None:
+    """Who read them before the first compaction must find out where their rows are."""
+    write(ledger, 5, files=2)
+    first = set(names_of(ledger))
+    for day in (0, 2):
+        compact(ledger, now_us=lambda day=day: TOMORROW + day * DAY)  # type: ignore[misc]
+    write(ledger, 5, prefix="late", at=TOMORROW + 2 * DAY)
+    for day in (3, 5):
+        compact(ledger, now_us=lambda day=day: TOMORROW + day * DAY)  # type: ignore[misc]
+    [last] = sidecars_of(ledger)
+    with open_store(ledger).open(TODAY, last) as file:
+        assert first < set(file.read().decode().splitlines())
+
+
 def test_two_compactions_at_once_do_no_harm(ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = write(ledger, 10, files=3)
     survey = compacting.survey
@@ -135,9 +155,10 @@ def test_two_compactions_at_once_do_no_harm(ledger: str, monkeypatch: pytest.Mon
     compact(ledger, now_us=lambda: TOMORROW)
     assert len([name for name in names_of(ledger) if ".compacted" in name]) == 2
     assert message_ids(ledger) == once(ids)
-    # The void one goes at once; the other files when their time has come.
+    # The void one goes at once, with its sidecar; the other files when their time has come.
     done = compact(ledger, now_us=lambda: TOMORROW + HOUR)
     assert done.removed_files == 1
+    assert sidecars_of(ledger) == [f"{name}.replaces" for name in names_of(ledger) if ".compacted" in name]
     assert message_ids(ledger) == once(ids)
     compact(ledger, now_us=lambda: TOMORROW + 3 * DAY)
     assert len(names_of(ledger)) == 1
@@ -173,7 +194,7 @@ def test_what_cannot_be_read_is_named_and_stays(tmp_path: Path) -> None:
     torn.write_bytes(b"PAR1 torn")
     done = compact(tmp_path, now_us=lambda: TOMORROW)
     assert done.replaced_files == 3
-    assert [one.path for one in done.set_aside] == [f"{TODAY}/{torn.name}"]
+    assert [one.path for one in done.unreadable] == [f"{TODAY}/{torn.name}"]
     compact(tmp_path, now_us=lambda: TOMORROW + 2 * DAY)
     assert torn.exists()
     torn.unlink()
@@ -190,7 +211,7 @@ def test_damaged_rows_are_found_before_their_file_is_replaced(tmp_path: Path) ->
     damaged.write_bytes(data)
     done = compact(tmp_path, now_us=lambda: TOMORROW)
     assert (done.replaced_files, done.rows) == (2, 2000)
-    assert [one.path for one in done.set_aside] == [f"{TODAY}/{damaged.name}"]
+    assert [one.path for one in done.unreadable] == [f"{TODAY}/{damaged.name}"]
     damaged.unlink()
     assert message_ids(tmp_path) == once(ids)
 
@@ -210,7 +231,85 @@ def test_a_compaction_that_takes_too_long_gives_up(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="compacting day=2026-11-16 took too long"):
         compact(tmp_path, now_us=lambda: next(later))
     assert len(names_of(tmp_path)) == 3
+    assert sidecars_of(tmp_path) == []
     assert message_ids(tmp_path) == once(ids)
+
+
+def test_the_sidecar_names_one_replaced_file_per_line(tmp_path: Path) -> None:
+    write(tmp_path, 10, files=3)
+    inputs = names_of(tmp_path)
+    compact(tmp_path, now_us=lambda: TOMORROW)
+    (sidecar,) = sidecars_of(tmp_path)
+    assert (tmp_path / TODAY / sidecar).read_text() == "".join(f"{name}\n" for name in inputs)
+
+
+def test_a_sidecar_without_its_file_claims_nothing_and_is_removed_when_it_is_old(ledger: str) -> None:
+    ids = write(ledger, 10, files=3)
+    orphan = sidecar_name(str(FileName(TOMORROW, "a" * 16, 1, 1, is_compacted=True)))
+    open_store(ledger).put(TODAY, orphan, encode_claims(names_of(ledger)))
+    assert message_ids(ledger) == once(ids)
+    # Its compacted file may still come.
+    assert compact(ledger, now_us=lambda: TOMORROW + DAY).removed_files == 0
+    assert orphan in sidecars_of(ledger)
+    compact(ledger, now_us=lambda: TOMORROW + DAY + 1)
+    assert orphan not in sidecars_of(ledger)
+    assert message_ids(ledger) == once(ids)
+
+
+def test_a_compacted_file_without_its_sidecar_claims_nothing(ledger: str) -> None:
+    ids = write(ledger, 10, files=3)
+    compact(ledger, now_us=lambda: TOMORROW)
+    open_store(ledger).delete(TODAY, sidecars_of(ledger)[0])
+    assert message_ids(ledger) == dict.fromkeys(ids, 2)
+    # The next compaction sees the same rows in both, and keeps them once.
+    assert compact(ledger, now_us=lambda: TOMORROW + HOUR).rows == 30
+    assert message_ids(ledger) == once(ids)
+
+
+def test_files_are_kept_while_the_one_that_replaces_them_cannot_be_read(tmp_path: Path) -> None:
+    ids = write(tmp_path, 10, files=3)
+    compact(tmp_path, now_us=lambda: TOMORROW)
+    (whole,) = (tmp_path / TODAY).glob("*.compacted.parquet")
+    whole.write_bytes(b"torn")
+    for days in (2, 4):
+        done = compact(tmp_path, now_us=lambda days=days: TOMORROW + days * DAY)
+        assert (done.removed_files, done.unreadable) == (
+            0,
+            [UnreadableFile(f"{TODAY}/{whole.name}", "corrupt: ArrowInvalid")],
+        )
+    whole.unlink()
+    assert message_ids(tmp_path) == once(ids)
+
+
+def test_a_compaction_that_ends_after_any_change_leaves_every_row_once(
+    ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = compacting.open_store
+    for changes in count_from():
+        monkeypatch.undo()
+        url = f"{ledger}/{changes}"
+        # Files to merge, a compacted one that was replaced by another, and a sidecar that was left behind.
+        ids = write(url, 2, files=3)
+        compact(url, now_us=lambda: TOMORROW)
+        ids |= write(url, 2, prefix="late", at=TOMORROW + 1)
+        compact(url, now_us=lambda: TOMORROW + HOUR)
+        ids |= write(url, 2, prefix="later", files=2, at=TOMORROW + DAY)
+        orphan = sidecar_name(str(FileName(NOON, "a" * 16, 1, 1, is_compacted=True)))
+        open_store(url).put(TODAY, orphan, encode_claims(names_of(url)))
+        left = changes
+        monkeypatch.setattr(compacting, "open_store", lambda *given, left=left: MortalStore(opened(*given), left))
+        try:
+            compact(url, now_us=lambda: TOMORROW + 3 * DAY)
+        except Killed:
+            monkeypatch.undo()
+            assert message_ids(url) == once(ids)
+            for days in (4, 6, 8):
+                compact(url, now_us=lambda days=days: TOMORROW + days * DAY)
+            assert message_ids(url) == once(ids)
+            assert len(names_of(url)) == len(sidecars_of(url)) == 1
+        else:
+            break
+    assert changes == 9  # five files, a sidecar of one of them, the one that was left behind, and two new ones
 
 
 def test_a_reader_starts_again_when_files_vanish_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,5 +336,5 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
         compact(tmp_path, keep_seconds=0)
     with pytest.raises(ValueError, match="target_rows must be at least 1, not 0"):
         compact(tmp_path, target_rows=0)
-    with pytest.raises(LedgerNotFound):
+    with pytest.raises(LedgerNotFoundError):
         compact(tmp_path / "nothing")

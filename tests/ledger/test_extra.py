@@ -22,10 +22,10 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     "module",
     [
         "twinbus.ledger",
-        "twinbus.ledger.errors",
-        "twinbus.ledger.proof",
-        "twinbus.broker",
-        "twinbus.pairing.core",
+        "twinbus.ledger.ledger_errors",
+        "twinbus.ledger.durable_rows",
+        "twinbus.emulator",
+        "twinbus.pairing.pairing_state",
         "twinbus.aio",
         "twinbus.cli.main",
     ],
@@ -35,22 +35,25 @@ def test_nothing_else_needs_the_extra(module: str) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
-@pytest.mark.parametrize("module", ["writer", "reading", "compact", "schema"])
+@pytest.mark.parametrize("module", ["writer", "ledger_reader", "compaction", "schema"])
 def test_what_needs_the_extra_names_it(module: str) -> None:
     finished = run(f"import twinbus.ledger.{module}")
     assert finished.returncode == 1
-    assert "a ledger of files needs pyarrow and fsspec: pip install 'twinbus[ledger]'" in finished.stderr
+    assert (
+        "a ledger of files needs the extra `ledger`: pip install '.[ledger]' in a checkout of twinbus"
+        in finished.stderr
+    )
 
 
 def test_a_url_without_fsspec_names_the_extra() -> None:
     program = (
         "del sys.modules['pyarrow']\n"
-        "from twinbus.ledger.errors import ExtraMissing; from twinbus.ledger.writer import LedgerWriter\n"
+        "from twinbus.ledger.ledger_errors import ExtraMissingError; from twinbus.ledger.writer import LedgerWriter\n"
         "try: LedgerWriter('memory://ledger')\n"
-        "except ExtraMissing as error: print(error)\n"
+        "except ExtraMissingError as error: print(error)\n"
     )
     finished = run(program)
-    assert "pip install 'twinbus[ledger]'" in finished.stdout, finished.stderr
+    assert "pip install '.[ledger]'" in finished.stdout, finished.stderr
 
 
 def test_the_command_names_the_extra() -> None:
@@ -58,7 +61,7 @@ def test_the_command_names_the_extra() -> None:
     finished = run(program)
     assert finished.returncode == 1
     assert finished.stderr == (
-        "twinbus ledger: a ledger of files needs pyarrow and fsspec: pip install 'twinbus[ledger]'\n"
+        "twinbus ledger: a ledger of files needs the extra `ledger`: pip install '.[ledger]' in a checkout of twinbus\n"
     )
 
 
@@ -68,4 +71,7 @@ def test_commands_that_need_spark_say_so_first(module: str, command: list[str]) 
     program = f"del sys.modules['pyarrow'], sys.modules['fsspec']; sys.modules[{module!r}] = None\n"
     finished = run(program + "from twinbus.cli.main import app\napp()", *command)
     assert finished.returncode == 1
-    assert finished.stderr == f"twinbus {command[0]}: this needs Spark: pip install 'twinbus[spark]'\n"
+    assert (
+        finished.stderr
+        == f"twinbus {command[0]}: this needs the extra `spark`: pip install '.[spark]' in a checkout of twinbus\n"
+    )

@@ -13,11 +13,11 @@ import pytest
 from tests.ledger.rows import a_send, sends
 from tests.ledger.stores import SECONDS, until
 
-from twinbus.ledger.errors import NotDurable
-from twinbus.ledger.proof import Proof
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.durable_rows import Proof
+from twinbus.ledger.file_rotation import Rotation
+from twinbus.ledger.ledger_errors import NotDurableError
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import OperationKind
-from twinbus.ledger.rotation import Rotation
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
 
@@ -87,7 +87,7 @@ def test_a_full_disk_costs_telemetry_rows_which_are_counted_and_nothing_else(dis
         dropped = writer.status().dropped_rows
     contents = read_ledger(ledger)
     rows = list(to_operations(contents.table))
-    assert contents.set_aside == []
+    assert contents.unreadable == []
     assert sum(row.count for row in rows if row.operation is OperationKind.DROPPED) == dropped
     kept = [row for row in rows if row.operation is not OperationKind.DROPPED]
     assert len(kept) + dropped == 100 + 5000 + 1
@@ -105,7 +105,7 @@ def test_a_full_disk_fails_a_flush_and_room_lets_it_succeed(disk: SmallDisk) -> 
         disk.fill()
         for one in sends(200):
             proof.record(one)
-        with pytest.raises(NotDurable, match=r"not durable after 0\.5 s: No space left on device"):
+        with pytest.raises(NotDurableError, match=r"not durable after 0\.5 s: No space left on device"):
             proof.flush()
         disk.free()
         Proof(writer).flush()

@@ -1,4 +1,4 @@
-"""A writer that is killed: what was declared durable is there, and nobody sees a part of a file."""
+"""A writer or a compaction that is killed: what was durable is there once, and no one sees a part of a file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from tests.ledger.rows import DAY, HOUR, a_send, message_ids
 from tests.ledger.stores import until
 
-from twinbus.ledger.compact import compact
-from twinbus.ledger.layout import parse_temp
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.compaction import compact
+from twinbus.ledger.layout import FileName, parse_temp
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.writer import LedgerWriter
 
 pytestmark = pytest.mark.slow
@@ -29,8 +29,8 @@ SECONDS = 120.0
 class Recording:
     """A process that records until it is killed."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        command = [sys.executable, "-m", "tests.ledger.recording_process", str(folder), name]
+    def __init__(self, folder: Path, name: str, module: str = "recording_process") -> None:
+        command = [sys.executable, "-m", f"tests.ledger.{module}", str(folder), name]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self.name = name
         self.durable = 0
@@ -93,7 +93,7 @@ def test_leftovers_of_a_killed_writer_are_ignored_and_removed_in_the_end(tmp_pat
             break
     else:
         pytest.skip("no kill hit a write")
-    assert read_ledger(tmp_path).set_aside == []
+    assert read_ledger(tmp_path).unreadable == []
     later = parse_temp(left[0].name)
     assert later is not None
     with LedgerWriter(tmp_path, now_us=lambda: later.written_us + 2 * HOUR) as writer:
@@ -101,3 +101,20 @@ def test_leftovers_of_a_killed_writer_are_ignored_and_removed_in_the_end(tmp_pat
     assert not left[0].exists()
     compact(tmp_path, now_us=lambda: later.written_us + 2 * DAY)
     assert message_ids(tmp_path)["later"] == 1
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_every_row_is_there_once_after_a_compaction_was_killed(seed: int, tmp_path: Path) -> None:
+    process = Recording(tmp_path, "m", "compacting_process")
+    assert process.has_begun.wait(SECONDS)
+    time.sleep(random.Random(seed).uniform(0, 1.0))  # the moment of the kill
+    process.kill()
+    found = message_ids(tmp_path)
+    assert [number for number in range(process.durable) if f"m-{number}" not in found] == []
+    assert max(found.values()) == 1
+    later = max(parsed.written_us for file in tmp_path.glob("*/*.parquet") if (parsed := FileName.parse(file.name)))
+    for days in (3, 6, 9):
+        compact(tmp_path, now_us=lambda days=days: later + days * DAY)
+    assert message_ids(tmp_path) == found
+    # One file, its sidecar, and nothing that the process left behind.
+    assert len(list(tmp_path.glob("*/*"))) == 2

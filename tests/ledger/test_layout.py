@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from tests.ledger.rows import DAY, NOON
 
 from twinbus.ledger.layout import (
@@ -13,11 +15,15 @@ from twinbus.ledger.layout import (
     FileName,
     Selection,
     day_of,
+    decode_claims,
+    encode_claims,
     end_of_day_us,
     folder_of,
     is_hidden,
+    parse_sidecar,
     parse_temp,
     select,
+    sidecar_name,
     temp_name,
 )
 
@@ -43,6 +49,22 @@ def test_a_name_can_be_read_back(at: int, writer: str, pid: int, number: int, is
     assert FileName.parse(temp_name(str(name))) is None
     assert is_hidden(temp_name(str(name)))
     assert not is_hidden(str(name))
+    sidecar = sidecar_name(str(name))
+    assert not is_hidden(sidecar)
+    assert FileName.parse(sidecar) is None
+    assert parse_sidecar(sidecar) == (name if is_compacted else None)
+    assert parse_temp(temp_name(sidecar)) == (name if is_compacted else None)
+    assert parse_sidecar(str(name)) is None
+
+
+@given(st.sets(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1)))
+def test_claims_can_be_read_back(names: set[str]) -> None:
+    assert set(decode_claims(encode_claims(names))) == names
+
+
+@given(st.binary())
+def test_any_content_of_a_sidecar_can_be_read(content: bytes) -> None:
+    assert "" not in decode_claims(content)
 
 
 @given(st.integers(0, END_OF_TIME_US - 1), st.integers(0, END_OF_TIME_US - 1))
@@ -112,17 +134,28 @@ def test_a_compacted_file_can_be_compacted_again() -> None:
 KEEP = 100
 
 
+class Survey(NamedTuple):
+    """What a compaction has seen: when, when by its own clock, and which files."""
+
+    really: int
+    at: int
+    selected: Selection
+    orphans: list[str]
+
+
 class Compactors(RuleBasedStateMachine):
     """Compactions at the same time, on clocks that differ, each at its own pace: every row counts exactly once."""
 
     surveys = Bundle("surveys")
+    begun = Bundle("begun")
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
         self.number = 0
         self.files: dict[str, set[int]] = {}
-        self.claims: dict[str, set[str]] = {}
+        self.sidecars: dict[str, set[str]] = {}
+        self.made: set[str] = set()
         self.rows = 0
 
     def _name(self, at: int) -> str:
@@ -130,7 +163,7 @@ class Compactors(RuleBasedStateMachine):
         return f"{at:09}-{self.number:06}"
 
     def _selected(self) -> Selection:
-        return select(self.files, {name: claims for name, claims in self.claims.items() if name in self.files})
+        return select(self.files, {name: self.sidecars.get(name, set()) for name in self.files if name in self.made})
 
     @rule(count=st.integers(1, 3))
     def write(self, count: int) -> None:
@@ -143,32 +176,46 @@ class Compactors(RuleBasedStateMachine):
         self.now += seconds
 
     @rule(target=surveys, skew=st.integers(-KEEP // 10, KEEP // 10))
-    def look(self, skew: int) -> tuple[int, int, Selection]:
-        return self.now, max(0, self.now + skew), self._selected()
+    def look(self, skew: int) -> Survey:
+        orphans = [name for name in self.sidecars if name not in self.files]
+        return Survey(self.now, max(0, self.now + skew), self._selected(), orphans)
 
     @rule(target=surveys, survey=surveys, data=st.data())
-    def sweep(self, survey: tuple[int, int, Selection], data: st.DataObject) -> object:
+    def sweep(self, survey: Survey, data: st.DataObject) -> object:
         """It may be killed on the way. What is done with a survey is done soon: one that takes too long gives up."""
-        really, at, selected = survey
-        if self.now - really > KEEP // 2:
+        if self.now - survey.really > KEEP // 2:
             return multiple()
-        for name in selected.void:
-            self.files.pop(name, None)
-        old = [name for name, by in selected.replaced.items() if int(by[:9]) < at - KEEP]
+        old = [name for name, by in survey.selected.replaced.items() if int(by[:9]) < survey.at - KEEP]
+        orphans = [name for name in survey.orphans if int(name[:9]) < survey.at - KEEP]
+        steps = [(self.files, name) for name in survey.selected.void]
+        # Of replaced files any may be gone.
         for name in data.draw(st.sets(st.sampled_from(old))) if old else ():
-            self.files.pop(name, None)
+            steps.append((self.files, name))
+        steps = [step for files, name in steps for step in ((files, name), (self.sidecars, name))]
+        steps += [(self.sidecars, name) for name in orphans]
+        for held, name in steps[: data.draw(st.integers(0, len(steps)))]:
+            held.pop(name, None)
+            self.every_row_counts_exactly_once()
         return survey
 
-    @rule(survey=surveys, data=st.data())
-    def publish(self, survey: tuple[int, int, Selection], data: st.DataObject) -> None:
-        really, at, selected = survey
-        inputs = data.draw(st.sets(st.sampled_from(selected.live), min_size=2)) if len(selected.live) > 1 else set()
-        if not inputs or self.now - really > KEEP // 2 or not inputs <= set(self.files):
-            return
-        name = self._name(at)
-        covered = {one for one, by in selected.replaced.items() if by in inputs}
-        self.files[name] = set.union(*(self.files[one] for one in inputs))
-        self.claims[name] = inputs | covered
+    @rule(target=begun, survey=surveys, data=st.data())
+    def begin(self, survey: Survey, data: st.DataObject) -> object:
+        """Read the inputs and write the sidecar. If nothing follows, the compaction was killed."""
+        live = survey.selected.live
+        inputs = data.draw(st.sets(st.sampled_from(live), min_size=2)) if len(live) > 1 else set()
+        if not inputs or self.now - survey.really > KEEP // 2 or not inputs <= set(self.files):
+            return multiple()
+        name = self._name(survey.at)
+        covered = {one for one, by in survey.selected.replaced.items() if by in inputs}
+        self.sidecars[name] = inputs | covered
+        return survey.really, name, set.union(*(self.files[one] for one in inputs))
+
+    @rule(begun=consumes(begun))
+    def publish(self, begun: tuple[int, str, set[int]]) -> None:
+        really, name, rows = begun
+        if self.now - really <= KEEP // 2:
+            self.files[name] = rows
+            self.made.add(name)
 
     @invariant()
     def every_row_counts_exactly_once(self) -> None:

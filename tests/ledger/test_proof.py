@@ -10,9 +10,9 @@ import pytest
 from tests.ledger.rows import a_send, message_ids, sends
 from tests.ledger.stores import SECONDS, Obstinate
 
-from twinbus.ledger.errors import LedgerClosed, NotDurable
-from twinbus.ledger.proof import Proof, for_syphon
-from twinbus.ledger.rotation import Rotation
+from twinbus.ledger.durable_rows import Proof, for_syphon
+from twinbus.ledger.file_rotation import Rotation
+from twinbus.ledger.ledger_errors import LedgerClosedError, NotDurableError
 from twinbus.ledger.writer import LedgerWriter
 
 QUICK = Rotation(flush_seconds=0.0)
@@ -83,11 +83,11 @@ async def test_a_flush_that_does_not_work_in_time_raises(how: str) -> None:
             proof.on_loop(asyncio.get_running_loop())(called.set_result)
             error = await called
         else:
-            with pytest.raises(NotDurable) as raised:
+            with pytest.raises(NotDurableError) as raised:
                 await (asyncio.to_thread(proof.flush) if how == "thread" else proof.flush_async())
             error = raised.value
         assert 0.4 < time.monotonic() - started < 5.0
-        assert isinstance(error, NotDurable)
+        assert isinstance(error, NotDurableError)
         assert str(error) == "the ledger is not durable after 0.5 s: No space left on device"
         assert error.__cause__ is Obstinate.error
         Obstinate.error = None
@@ -101,9 +101,9 @@ async def test_a_store_that_hangs_is_not_waited_for_longer_than_the_deadline() -
         Obstinate.let_go.clear()
         proof = Proof(writer, deadline=0.3)
         proof.record(a_send())
-        with pytest.raises(NotDurable, match="the store did not answer"):
+        with pytest.raises(NotDurableError, match="the store did not answer"):
             await asyncio.to_thread(proof.flush)
-        with pytest.raises(NotDurable, match="the store did not answer"):
+        with pytest.raises(NotDurableError, match="the store did not answer"):
             await proof.flush_async()
         Obstinate.let_go.set()
 
@@ -133,7 +133,7 @@ def test_once_a_row_was_dropped_nothing_is_proven_any_more() -> None:
             proof.record(one)
         Obstinate.let_go.set()
         for _ in range(2):
-            with pytest.raises(NotDurable, match="rows of the ledger were dropped"):
+            with pytest.raises(NotDurableError, match="rows of the ledger were dropped"):
                 proof.flush()
         spared.flush()
         Proof(writer).flush()
@@ -143,7 +143,7 @@ def test_a_row_that_does_not_fit_is_not_proven(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         proof = Proof(writer)
         proof.record(a_send(bytes=2**63))
-        with pytest.raises(NotDurable, match="rows of the ledger were dropped"):
+        with pytest.raises(NotDurableError, match="rows of the ledger were dropped"):
             proof.flush()
 
 
@@ -152,10 +152,10 @@ async def test_a_writer_that_is_closed_proves_nothing(tmp_path: Path) -> None:
     proof = Proof(writer)
     writer.close()
     for _ in range(2):
-        with pytest.raises(NotDurable, match="writer is closed") as raised:
+        with pytest.raises(NotDurableError, match="writer is closed") as raised:
             proof.flush()
-        assert isinstance(raised.value.__cause__, LedgerClosed)
-        with pytest.raises(NotDurable, match="writer is closed"):
+        assert isinstance(raised.value.__cause__, LedgerClosedError)
+        with pytest.raises(NotDurableError, match="writer is closed"):
             await proof.flush_async()
 
 
@@ -166,7 +166,7 @@ def test_those_who_wait_while_the_writer_gives_up_are_told() -> None:
     writer.record(a_send())
     flushed = writer.request_flush()
     writer.close(timeout=0.1)
-    with pytest.raises(LedgerClosed, match="closed before the rows were stored"):
+    with pytest.raises(LedgerClosedError, match="closed before the rows were stored"):
         flushed.result(SECONDS)
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.ledger.rows import DAY, NOON, a_send, message_ids, operations, sends
 from tests.ledger.stores import memory_url
 
-from twinbus.ledger.errors import LedgerNotFound
+from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.layout import FileName, temp_name
-from twinbus.ledger.reading import SetAside, newest, read_ledger
+from twinbus.ledger.ledger_errors import LedgerNotFoundError
+from twinbus.ledger.ledger_reader import UnreadableFile, newest, read_ledger
 from twinbus.ledger.recorder import Operation
-from twinbus.ledger.rotation import Rotation
 from twinbus.ledger.schema import SCHEMA, VERSION_KEY, encode, to_batch, to_operations
 from twinbus.ledger.writer import LedgerWriter
 
@@ -41,7 +41,7 @@ def test_any_operation_comes_back_as_it_was_recorded(recorded: list[Operation]) 
     url = memory_url()
     write(url, recorded)
     contents = read_ledger(url)
-    assert contents.set_aside == []
+    assert contents.unreadable == []
     assert Counter(to_operations(contents.table)) == Counter(recorded)
 
 
@@ -64,7 +64,8 @@ def test_everything_that_is_not_the_ledgers_is_set_aside_and_named(place: str, t
     put(url, TODAY, a_name(3), as_parquet(pa.table({"a": [1]})))
     put(url, TODAY, a_name(4), as_parquet(later))
     put(url, TODAY, a_name(5), as_parquet(wrong))
-    put(url, TODAY, a_name(6, is_compacted=True), good)
+    put(url, TODAY, a_name(6, is_compacted=True), good[:-1])
+    put(url, TODAY, f"{a_name(7)}.replaces", b"")
     put(url, TODAY, "part-00000.parquet", good)
     put(url, "year=2026", a_name(1), good)
     put(url, "", "readme.txt", b"hello")
@@ -74,17 +75,18 @@ def test_everything_that_is_not_the_ledgers_is_set_aside_and_named(place: str, t
     put(url, "_spark_metadata", "0", b"v1")
     contents = read_ledger(url)
     assert contents.table.num_rows == 10
-    assert sorted(contents.set_aside, key=lambda one: one.path) == sorted(
+    assert sorted(contents.unreadable, key=lambda one: one.path) == sorted(
         [
-            SetAside(f"{TODAY}/{a_name(1)}", "corrupt: ArrowInvalid"),
-            SetAside(f"{TODAY}/{a_name(2)}", "corrupt: ArrowInvalid"),
-            SetAside(f"{TODAY}/{a_name(3)}", "not a file of a ledger"),
-            SetAside(f"{TODAY}/{a_name(4)}", "written by a later release, version 2"),
-            SetAside(f"{TODAY}/{a_name(5)}", "column ts is int64, not timestamp[us, tz=UTC]"),
-            SetAside(f"{TODAY}/{a_name(6, is_compacted=True)}", "corrupt: it does not name the files it replaces"),
-            SetAside(f"{TODAY}/part-00000.parquet", "not a file of a ledger"),
-            SetAside("readme.txt", "not a file of a ledger"),
-            SetAside("year=2026", "not a folder of a ledger"),
+            UnreadableFile(f"{TODAY}/{a_name(1)}", "corrupt: ArrowInvalid"),
+            UnreadableFile(f"{TODAY}/{a_name(2)}", "corrupt: ArrowInvalid"),
+            UnreadableFile(f"{TODAY}/{a_name(3)}", "not a file of a ledger"),
+            UnreadableFile(f"{TODAY}/{a_name(4)}", "written by a later release, version 2"),
+            UnreadableFile(f"{TODAY}/{a_name(5)}", "column ts is int64, not timestamp[us, tz=UTC]"),
+            UnreadableFile(f"{TODAY}/{a_name(6, is_compacted=True)}", "corrupt: ArrowInvalid"),
+            UnreadableFile(f"{TODAY}/{a_name(7)}.replaces", "not a file of a ledger"),
+            UnreadableFile(f"{TODAY}/part-00000.parquet", "not a file of a ledger"),
+            UnreadableFile("readme.txt", "not a file of a ledger"),
+            UnreadableFile("year=2026", "not a folder of a ledger"),
         ],
         key=lambda one: one.path,
     )
@@ -114,8 +116,8 @@ def test_a_file_whose_rows_are_damaged_is_set_aside(tmp_path: Path) -> None:
     damaged.write_bytes(data)
     contents = read_ledger(tmp_path)
     assert contents.table["message_id"].to_pylist() == ["good"]
-    assert [one.path for one in contents.set_aside] == [f"{TODAY}/{damaged.name}"]
-    assert contents.set_aside[0].reason.startswith("corrupt: ")
+    assert [one.path for one in contents.unreadable] == [f"{TODAY}/{damaged.name}"]
+    assert contents.unreadable[0].reason.startswith("corrupt: ")
 
 
 def test_a_file_with_fewer_and_with_more_columns_can_be_read(tmp_path: Path) -> None:
@@ -160,12 +162,12 @@ def test_the_newest_rows_are_found_without_reading_the_days_before(tmp_path: Pat
     (old,) = tmp_path.glob("day=2026-11-15/*")
     old.write_bytes(b"damaged")
     found = newest(tmp_path, 1)
-    assert (found.table["message_id"].to_pylist(), found.set_aside) == (["new"], [])
+    assert (found.table["message_id"].to_pylist(), found.unreadable) == (["new"], [])
 
 
 def test_where_there_is_no_ledger_that_is_said(tmp_path: Path) -> None:
     for url in (tmp_path / "nothing", memory_url()):
-        with pytest.raises(LedgerNotFound, match="there is no ledger at "):
+        with pytest.raises(LedgerNotFoundError, match="there is no ledger at "):
             read_ledger(url)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.ledger.rotation import FIRST_RETRY, LAST_RETRY, URGENT_RETRY, Pace, Rotation
+from twinbus.ledger.file_rotation import FIRST_RETRY, LAST_RETRY, URGENT_RETRY, Pace, Rotation
 
 NOW = 1000.0
 

@@ -11,12 +11,12 @@ from tests.ledger.stores import Obstinate
 from tests.syphon.bus import eventually
 from tests.syphon.pumping import Pair, bodies, numbered
 
-from twinbus.broker import DEFAULT
-from twinbus.ledger.errors import NotDurable
-from twinbus.ledger.proof import for_syphon
-from twinbus.ledger.reading import read_ledger
+from twinbus.emulator import DEFAULT
+from twinbus.ledger.durable_rows import for_syphon
+from twinbus.ledger.file_rotation import Rotation
+from twinbus.ledger.ledger_errors import NotDurableError
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
-from twinbus.ledger.rotation import Rotation
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
 from twinbus.syphon import AmqpError
@@ -49,7 +49,7 @@ async def pair() -> AsyncIterator[Pair]:
 def moved_in(url: str | Path) -> list[str | None]:
     """The ids of the messages that the ledger says arrived."""
     contents = read_ledger(url)
-    assert contents.set_aside == []
+    assert contents.unreadable == []
     return [
         row.message_id
         for row in to_operations(contents.table)
@@ -78,7 +78,7 @@ async def test_a_store_that_takes_nothing_stops_the_syphon_and_nothing_is_comple
         recorder, flush = for_syphon(writer, asyncio.get_running_loop(), deadline=0.5)
         with pytest.raises(AmqpError, match="the ledger failed") as raised:
             await pair.drain(recorder=recorder, flush=flush)
-        assert isinstance(raised.value.__cause__, NotDurable)
+        assert isinstance(raised.value.__cause__, NotDurableError)
         assert pair.backlog.counters.active == 50
         Obstinate.error = None
         assert pair.backlog.locked == 0

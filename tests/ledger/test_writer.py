@@ -17,11 +17,11 @@ import pytest
 from tests.ledger.rows import DAY, HOUR, NOON, a_send, message_ids, sends
 from tests.ledger.stores import SECONDS, Obstinate, memory_url, until
 
+from twinbus.ledger.durable_rows import Proof
+from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.layout import FileName, temp_name
-from twinbus.ledger.proof import Proof
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Recorder, Stage
-from twinbus.ledger.rotation import Rotation
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import BUFFER_FULL, CLOSED, DOES_NOT_FIT, LedgerWriter
 

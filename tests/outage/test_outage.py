@@ -1,7 +1,6 @@
-"""The whole of it: senders that go on while the primary is killed, and a syphon that brings everything home.
+"""Full outage test: senders continue while the primary is killed, and the syphon drains the backlog.
 
-Both namespaces are processes of their own. What arrived is read from the primary's database, not from what we think
-we did.
+Both namespaces are processes. Arrivals are read from the primary's database, independent of the senders' records.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusMessage
-from tests.broker.durability.ledger import StoredMessage
-from tests.broker.durability.tables import Tables, read_tables
-from tests.broker.wire import ServeProcess
+from tests.emulator.durability.ledger import StoredMessage
+from tests.emulator.durability.tables import Tables, read_tables
+from tests.emulator.wire import ServeProcess
 
 from twinbus import Receipt, Recovered, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedSender, PairedServiceBusClient
@@ -26,16 +25,16 @@ from twinbus.pairing.options import Order
 pytestmark = pytest.mark.slow
 
 SENDERS = 8
-SESSIONS_EACH = 2  # of each sender and entity
+SESSIONS_EACH = 2  # per sender and entity
 OUTAGES = 2
 DOWN_SECONDS = 3.0
-ROUNDS_BETWEEN = 3  # messages to each entity, by each sender, between two outages
-PATIENCE = 90.0
+ROUNDS_BETWEEN = 3  # messages per sender and entity between two outages
+WAIT_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A queue or topic; a topic has one subscription, where its messages are found."""
+    """A queue, or a topic with one subscription that collects its messages."""
 
     path: str
     is_topic: bool = False
@@ -57,20 +56,20 @@ DESTINATIONS = [
 
 
 def _configuration() -> str:
-    """The primary's entities as the TOML file that `twinbus serve` reads."""
+    """The primary's entities as a configuration file for `twinbus serve`."""
     lines = ["[namespaces.contoso]", "port = 0"]
-    for one in DESTINATIONS:
-        sessions = f"requires_session = {str(one.has_sessions).lower()}"
-        if one.is_topic:
-            lines += [f"[namespaces.contoso.topics.{one.path}.subscriptions.all]", sessions]
+    for destination in DESTINATIONS:
+        sessions = f"requires_session = {str(destination.has_sessions).lower()}"
+        if destination.is_topic:
+            lines += [f"[namespaces.contoso.topics.{destination.path}.subscriptions.all]", sessions]
         else:
-            detection = f"requires_duplicate_detection = {str(one.detects_duplicates).lower()}"
-            lines += [f"[namespaces.contoso.queues.{one.path}]", sessions, detection]
+            detection = f"requires_duplicate_detection = {str(destination.detects_duplicates).lower()}"
+            lines += [f"[namespaces.contoso.queues.{destination.path}]", sessions, detection]
     return "\n".join(lines) + "\n"
 
 
 class Namespaces:
-    """Two `twinbus serve` processes. The primary comes back at the same port, with what it had stored."""
+    """Two `twinbus serve` processes. The primary restarts on the same port with the same data."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,7 +89,7 @@ class Namespaces:
         self.secondary.stop()
 
     def stored(self) -> tuple[Tables, Tables]:
-        """What the two namespaces hold; they must be stopped."""
+        """The contents of both namespaces, which must be stopped."""
         return read_tables(self.folder / "primary" / "contoso"), read_tables(self.folder / "secondary" / "standby")
 
 
@@ -103,27 +102,27 @@ def namespaces(tmp_path: Path) -> Iterator[Namespaces]:
 
 @dataclass
 class Sent:
-    """What one run sent, by destination: in order, with the receipt of each."""
+    """The messages and receipts of one run, by destination, in order."""
 
     receipts: dict[str, dict[str, Receipt]] = field(default_factory=dict)
     sessions: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
-    def note(self, destination: Destination, session: str | None, message_id: str, receipt: Receipt) -> None:
+    def record(self, destination: Destination, session: str | None, message_id: str, receipt: Receipt) -> None:
         self.receipts.setdefault(destination.place, {})[message_id] = receipt
         if session is not None:
             self.sessions.setdefault((destination.place, session), []).append(message_id)
 
     @property
     def all(self) -> list[Receipt]:
-        return [receipt for one in self.receipts.values() for receipt in one.values()]
+        return [receipt for receipts in self.receipts.values() for receipt in receipts.values()]
 
 
 class Crowd:
-    """Eight tasks that send, each with senders of its own, until they are told to stop."""
+    """Eight tasks, each with its own senders, that send until stopped."""
 
     def __init__(self, client: PairedServiceBusClient) -> None:
         self._client = client
-        self._is_over = False
+        self._is_stopped = False
         self._direct: Counter[int] = Counter()
         self.sent = Sent()
 
@@ -132,35 +131,39 @@ class Crowd:
         return make(destination.path)
 
     async def _send(self, number: int) -> None:
-        # A quarter of the entities each, so that every entity has two: a connection for each pair would be too many.
-        mine = [one for index, one in enumerate(DESTINATIONS) if (index + number) % 4 == 0]
-        senders = [(one, self._sender(one)) for one in mine]
+        # Each task sends to a quarter of the entities, so that every entity has two tasks; all pairs need too many
+        # connections.
+        senders = [
+            (destination, self._sender(destination))
+            for index, destination in enumerate(DESTINATIONS)
+            if (index + number) % 4 == 0
+        ]
         for count in itertools.count():
-            if self._is_over:
+            if self._is_stopped:
                 break
             destination, sender = senders[count % len(senders)]
             session = f"{number}-{count // len(senders) % SESSIONS_EACH}" if destination.has_sessions else None
             message_id = f"{number}-{count}"
             message = ServiceBusMessage(b"x" * 200, message_id=message_id, session_id=session)
             receipt = await sender.send_messages(message)
-            self.sent.note(destination, session, message_id, receipt)
+            self.sent.record(destination, session, message_id, receipt)
             self._direct[number] += receipt.route is Route.PRIMARY
 
-    async def all_well(self) -> None:
-        """Return when every task has sent a few messages to the primary without interruption."""
+    async def wait_healthy(self) -> None:
+        """Wait until every task has sent some more messages to the primary."""
         before = self._direct.copy()
-        enough = ROUNDS_BETWEEN * len(DESTINATIONS) // 4
-        async with asyncio.timeout(PATIENCE):
-            while any(self._direct[number] - before[number] < enough for number in range(SENDERS)):  # noqa: ASYNC110
+        count_each = ROUNDS_BETWEEN * len(DESTINATIONS) // 4
+        async with asyncio.timeout(WAIT_SECONDS):
+            while any(self._direct[number] - before[number] < count_each for number in range(SENDERS)):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async def run(self, outages: Callable[[], Awaitable[None]]) -> None:
-        """Send for as long as the outages take."""
+        """Send while `outages` runs."""
         async with asyncio.TaskGroup() as group:
             for number in range(SENDERS):
                 group.create_task(self._send(number))
             await outages()
-            self._is_over = True
+            self._is_stopped = True
 
 
 def _options(order: Order | None) -> SendAvailabilityOptions:
@@ -177,15 +180,15 @@ def _options(order: Order | None) -> SendAvailabilityOptions:
 
 async def _outages(namespaces: Namespaces, crowd: Crowd) -> None:
     for _ in range(OUTAGES):
-        await crowd.all_well()
+        await crowd.wait_healthy()
         await asyncio.to_thread(namespaces.primary.kill)
         await asyncio.sleep(DOWN_SECONDS)
         await asyncio.to_thread(namespaces.primary.start)
-    await crowd.all_well()
+    await crowd.wait_healthy()
 
 
 async def _run(namespaces: Namespaces, order: Order | None) -> Sent:
-    """Send through the outages, wait until everything has been brought home, and stop."""
+    """Send through the outages, wait until the backlog is drained, and stop."""
     client = PairedServiceBusClient.from_connection_strings(
         namespaces.primary_string, namespaces.secondary.connection_string("standby"), options=_options(order)
     )
@@ -194,15 +197,15 @@ async def _run(namespaces: Namespaces, order: Order | None) -> Sent:
         client.on_event(lambda event: recovered.add(event.entity) if isinstance(event, Recovered) else None)
         crowd = Crowd(client)
         await crowd.run(lambda: _outages(namespaces, crowd))
-        async with asyncio.timeout(PATIENCE):
-            while not _is_home(client, crowd.sent):  # noqa: ASYNC110 - the brokers tell nobody that they are empty
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not _is_drained(client, crowd.sent):  # noqa: ASYNC110 - there is no event for an empty backlog
                 await asyncio.sleep(0.1)
     assert recovered
     namespaces.stop()
     return crowd.sent
 
 
-def _is_home(client: PairedServiceBusClient, sent: Sent) -> bool:
+def _is_drained(client: PairedServiceBusClient, sent: Sent) -> bool:
     syphon = client.status().syphon
     assert syphon is not None
     moved = sum(tally.moved for queue in syphon.queues for tally in queue.destinations.values())
@@ -223,24 +226,28 @@ def _check(sent: Sent, primary: Tables, secondary: Tables) -> None:
         arrived = Counter(message.message_id for message in _arrived(primary, destination.place))
         assert not receipts.keys() - arrived.keys(), f"lost at {destination.place}"
         assert not arrived.keys() - receipts.keys(), f"unexpected at {destination.place}"
-        twice = {message_id for message_id, count in arrived.items() if count > 1}
+        duplicated = {message_id for message_id, count in arrived.items() if count > 1}
         if destination.detects_duplicates:
-            assert not twice, f"duplicated at {destination.place}, which has duplicate detection"
-        # An attempt whose answer did not come may have been stored all the same; so may a move of the syphon.
-        surprising = {one for one in twice if receipts[one].attempts == 1 and receipts[one].route is Route.PRIMARY}
-        assert not surprising, f"duplicated at {destination.place}"
+            assert not duplicated, f"duplicated at {destination.place}, which has duplicate detection"
+        # An attempt without an answer may have been stored anyway, and so may a move of the syphon.
+        unexplained = {
+            message_id
+            for message_id in duplicated
+            if receipts[message_id].attempts == 1 and receipts[message_id].route is Route.PRIMARY
+        }
+        assert not unexplained, f"duplicated at {destination.place}"
 
 
-async def test_every_send_is_accepted_and_arrives_though_the_primary_is_killed(namespaces: Namespaces) -> None:
+async def test_every_send_arrives_although_the_primary_is_killed(namespaces: Namespaces) -> None:
     sent = await _run(namespaces, None)
     _check(sent, *namespaces.stored())
 
 
-async def test_with_order_by_session_every_session_arrives_in_order(namespaces: Namespaces) -> None:
+async def test_sessions_arrive_in_order_with_session_order(namespaces: Namespaces) -> None:
     sent = await _run(namespaces, "session")
     primary, secondary = namespaces.stored()
     _check(sent, primary, secondary)
     for (place, session), message_ids in sent.sessions.items():
-        arrived = [one.message_id for one in _arrived(primary, place) if one.session == session]
-        # A second copy of an ambiguous attempt may come later; the first copies must be in order.
+        arrived = [message.message_id for message in _arrived(primary, place) if message.session == session]
+        # Duplicates of unanswered attempts may arrive later; first copies must be in order.
         assert list(dict.fromkeys(arrived)) == message_ids, f"{session} at {place}"

@@ -1,4 +1,4 @@
-"""With TWINBUS_HIDE_SDK_INTERNALS set, tests run as with an SDK that has renamed every private attribute we read."""
+"""TWINBUS_HIDE_SDK_INTERNALS hides every private SDK attribute that twinbus reads."""
 
 from __future__ import annotations
 

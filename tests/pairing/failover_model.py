@@ -1,7 +1,7 @@
-"""What SPEC says about the failover of one entity, told from its history and not from states.
+"""Reference model of one entity's failover as in SPEC, computed from its history.
 
-It keeps every success and failure it hears of, and works out from those when messages had to leave the primary. It is
-slow and remembers everything, and it shares no code with what it checks.
+It keeps every success and failure, and computes from them when messages had to leave the primary. It is slow, and
+shares no code with the machine that it checks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HALF_AN_HOUR = 1800.0
 
 
 class Moment(NamedTuple):
-    """When something was heard of; what comes later in the same second is later."""
+    """The time of an event, and its order among events of the same time."""
 
     time: float
     order: int
@@ -22,7 +22,7 @@ class Moment(NamedTuple):
 
 @dataclass(eq=False)
 class Stay:
-    """A time in which messages go to the primary."""
+    """A period in which messages go to the primary."""
 
     probation_ends: float | None = None
     failures: list[Moment] = field(default_factory=list)
@@ -30,10 +30,14 @@ class Stay:
 
     def relapses(self) -> list[float]:
         """After recovery, probation: one failure goes straight back to failover."""
-        return [one.time for one in self.failures if self.probation_ends is not None and one.time < self.probation_ends]
+        return [
+            failure.time
+            for failure in self.failures
+            if self.probation_ends is not None and failure.time < self.probation_ends
+        ]
 
     def ends(self, interval: float) -> float | None:
-        """When `interval` has passed since a failure, without one success in between."""
+        """Return when `interval` has passed since a failure without a success in between."""
         unanswered = [
             failure.time + interval
             for failure in self.failures
@@ -48,7 +52,7 @@ class Stay:
 
 @dataclass(eq=False)
 class Absence:
-    """A time in which messages go to the backlog, and only pings to the primary."""
+    """A period in which messages go to the backlog, and only pings to the primary."""
 
     next_ping: float
     forced: bool = False
@@ -56,7 +60,7 @@ class Absence:
 
 
 class Model:
-    """One entity; hand it the same story as the machine."""
+    """One entity; give it the same events as the machine."""
 
     def __init__(self, interval: float, ping_interval: float) -> None:
         self._interval = interval
@@ -90,7 +94,7 @@ class Model:
         return isinstance(period, Stay) and period.probation_ends is not None and now < period.probation_ends
 
     def _at(self, now: float) -> Stay | Absence:
-        """The period that now belongs to: an interval ends by the clock."""
+        """Return the current period: an interval ends by the clock."""
         if isinstance(self._period, Stay):
             end = self._period.ends(self._interval)
             if end is not None and end <= now:
@@ -109,7 +113,7 @@ class Model:
     # ---- the story ----
 
     def send_begins(self, now: float) -> Stay | None:
-        """What to hand back with the result; None if the message goes to the backlog."""
+        """Return the token to report the result with; None if the message goes to the backlog."""
         period = self._at(now)
         return period if isinstance(period, Stay) else None
 

@@ -1,4 +1,4 @@
-"""Paired senders of both kinds, called in the same way, and what reached the two namespaces, counted there."""
+"""Sync and async paired senders behind one interface, and counts of what reached the namespaces."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from tests.sdk_connection import client_options, reachable
 
-from twinbus.broker import DEFAULT, Fault, Kind, Namespace, NamespaceConfig, Profile, QueueDescription
-from twinbus.broker.background import NamespaceThread
-from twinbus.broker.faults import ActiveFault
-from twinbus.broker.queue import Queue
+from twinbus.emulator import DEFAULT, Fault, FaultKind, Namespace, NamespaceConfig, Profile, QueueDescription
+from twinbus.emulator.entities.queue import Queue
+from twinbus.emulator.faults.fault_plan import ActiveFault
+from twinbus.emulator.server.thread_host import NamespaceThread
 from twinbus.ledger.recorder import Recorder
-from twinbus.pairing.core import Clock, Pairing
 from twinbus.pairing.events import Event
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pairing_state import Clock, Pairing
 from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
 from twinbus.pairing.sending._sync.sender import PairedSender
 
@@ -55,7 +55,7 @@ class Loop:
 
 
 class Blocking:
-    """An asynchronous sender whose methods wait, so that one test can be written for both kinds."""
+    """Makes an asynchronous sender blocking, so that one test covers both kinds."""
 
     def __init__(self, sender: AsyncPairedSender, loop: Loop) -> None:
         self.sender = sender
@@ -72,15 +72,15 @@ class Seen(list[Event]):
     """The events of a pairing."""
 
     def all(self, kind: type[_E]) -> list[_E]:
-        return [one for one in self if isinstance(one, kind)]
+        return [event for event in self if isinstance(event, kind)]
 
 
 class Stage:
     """Two namespaces; each pairing has its own entities and backlog queues in them."""
 
-    def __init__(self, primary: NamespaceThread, standby: NamespaceThread, stack: ExitStack) -> None:
+    def __init__(self, primary: NamespaceThread, secondary: NamespaceThread, stack: ExitStack) -> None:
         self.primary = primary
-        self.standby = standby
+        self.secondary = secondary
         self.loop = Loop()
         stack.callback(self.loop.close)
         self._numbers = itertools.count(1)
@@ -93,14 +93,14 @@ class Stage:
 
         with (
             NamespaceThread(lambda: made("contoso")) as primary,
-            NamespaceThread(lambda: made("standby")) as standby,
+            NamespaceThread(lambda: made("standby")) as secondary,
             ExitStack() as stack,
         ):
-            yield cls(primary, standby, stack)
+            yield cls(primary, secondary, stack)
 
     def clear(self) -> None:
-        for one in (self.primary, self.standby):
-            one.call(one.namespace.faults.clear)
+        for side in (self.primary, self.secondary):
+            side.call(side.namespace.faults.clear)
 
     @contextmanager
     def pair(self, kind: str, **options: Any) -> Iterator[Pair]:
@@ -110,15 +110,15 @@ class Stage:
             yield Pair(self, kind, f"orders-{number}", f"contoso-{number}", stack, **options)
 
     def wait_until(self, holds: Callable[[], Any]) -> None:
-        """Wait for something that nobody tells us of."""
+        """Poll until the condition holds."""
         ends = time.monotonic() + PATIENCE
         while not holds():
-            assert time.monotonic() < ends, "it did not happen"
+            assert time.monotonic() < ends, "the condition did not hold in time"
             time.sleep(0.01)
 
 
 class Pair:
-    """A pairing with one entity. Every sender is closed in the end."""
+    """A pairing with one entity. All senders are closed at the end."""
 
     def __init__(
         self,
@@ -137,20 +137,20 @@ class Pair:
     ) -> None:
         self.stage, self.kind, self.path, self.name = stage, kind, path, name
         self._stack = stack
-        given = {"backlog_queue_count": QUEUES, "failover_interval": 0, "attempt_timeout": 5, **options}
-        self.pairing = Pairing(SendAvailabilityOptions(**given), name, clock=clock, recorder=recorder)
+        defaults = {"backlog_queue_count": QUEUES, "failover_interval": 0, "attempt_timeout": 5, **options}
+        self.pairing = Pairing(SendAvailabilityOptions(**defaults), name, clock=clock, recorder=recorder)
         self.events = Seen()
         self.pairing.events.subscribe(self.events.append)
-        self.primary, self.standby = stage.primary, stage.standby
+        self.primary, self.secondary = stage.primary, stage.secondary
         self.primary.run(self.primary.namespace.create(QueueDescription(path, **(entity or {}))))
         for index in range(self.pairing.options.backlog_queue_count):
             description = QueueDescription(self.pairing.queue_path(index))
-            self.standby.run(self.standby.namespace.create(description))
-        self._strings = primary_string or self.primary.connection_string, self.standby.connection_string
+            self.secondary.run(self.secondary.namespace.create(description))
+        self._strings = primary_string or self.primary.connection_string, self.secondary.connection_string
         # Without retries, as the paired client makes its clients for senders.
         self._options = (
             {"retry_total": 0, **client_options(self.primary.namespace), **(primary_options or {})},
-            {"retry_total": 0, **client_options(self.standby.namespace)},
+            {"retry_total": 0, **client_options(self.secondary.namespace)},
         )
 
     def sender(self, path: str | None = None, **options: Any) -> Any:
@@ -158,7 +158,7 @@ class Pair:
         path = path or self.path
         if self.kind == "sync":
             make = ServiceBusClient.from_connection_string
-            clients = [make(one, **more) for one, more in self._targets()]
+            clients = [make(string, **more) for string, more in self._targets()]
             sender: Any = PairedSender(self.pairing, path, *clients, **options)
         else:
             sender = Blocking(self.stage.loop.run(self._async_sender(path, options)), self.stage.loop)
@@ -167,7 +167,7 @@ class Pair:
 
     async def _async_sender(self, path: str, options: dict[str, Any]) -> AsyncPairedSender:
         make = AsyncServiceBusClient.from_connection_string
-        clients = [make(one, **more) for one, more in self._targets()]
+        clients = [make(string, **more) for string, more in self._targets()]
         return AsyncPairedSender(self.pairing, path, *clients, **options)
 
     def _targets(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -191,30 +191,30 @@ class Pair:
     # ---- what has arrived ----
 
     def _queue(self, side: NamespaceThread, path: str) -> Queue:
-        found = side.namespace.find(path)
-        assert found is not None
-        return found.queue
+        entity = side.namespace.find(path)
+        assert entity is not None
+        return entity.queue
 
     @property
     def received(self) -> int:
-        """How many messages the primary entity has taken, ever."""
+        """The number of messages that the primary entity has ever accepted."""
         return self.primary.call(lambda: self._queue(self.primary, self.path).activity.received)
 
     @property
     def stored(self) -> list[int]:
-        """How many messages each backlog queue has taken."""
+        """The number of messages that each backlog queue has accepted."""
         paths = [self.pairing.queue_path(index) for index in range(self.pairing.options.backlog_queue_count)]
-        return [self.standby.call(lambda p=path: self._queue(self.standby, p).activity.received) for path in paths]
+        return [self.secondary.call(lambda p=path: self._queue(self.secondary, p).activity.received) for path in paths]
 
     @property
     def links(self) -> int:
-        """How many links lead to the primary entity now."""
+        """The number of links to the primary entity."""
         namespace = self.primary.namespace
-        return self.primary.call(lambda: sum(one.node.path == self.path for one in namespace.entity_links()))
+        return self.primary.call(lambda: sum(link.node.path == self.path for link in namespace.entity_links()))
 
     def peek(self, index: int | None = None) -> list[ServiceBusReceivedMessage]:
         """The messages in a backlog queue, or in the primary entity."""
-        side = self.primary if index is None else self.standby
+        side = self.primary if index is None else self.secondary
         path = self.path if index is None else self.pairing.queue_path(index)
         options = client_options(side.namespace)
         with ServiceBusClient.from_connection_string(side.connection_string, **options) as client:
@@ -223,25 +223,25 @@ class Pair:
 
     # ---- outages ----
 
-    def strike(self, kind: Kind, **fields: Any) -> ActiveFault:
-        """Something goes wrong at the primary entity."""
+    def strike(self, kind: FaultKind, **fields: Any) -> ActiveFault:
+        """Add a fault at the primary entity."""
         return self.primary.call(self.primary.namespace.faults.add, Fault(kind, entity=self.path, **fields))
 
-    def strike_queue(self, index: int, kind: Kind, **fields: Any) -> ActiveFault:
-        """Something goes wrong at a backlog queue."""
+    def strike_queue(self, index: int, kind: FaultKind, **fields: Any) -> ActiveFault:
+        """Add a fault at a backlog queue."""
         fault = Fault(kind, entity=self.pairing.queue_path(index), **fields)
-        return self.standby.call(self.standby.namespace.faults.add, fault)
+        return self.secondary.call(self.secondary.namespace.faults.add, fault)
 
     def take_down(self, side: NamespaceThread | None = None) -> None:
-        """Refuse connections to a namespace, and cut those that are there."""
+        """Refuse connections to a namespace, and cut existing ones."""
         side = side or self.primary
-        for kind in (Kind.REFUSE, Kind.RESET):
+        for kind in (FaultKind.REFUSE, FaultKind.RESET):
             side.call(side.namespace.faults.add, Fault(kind))
 
     def freeze(self, side: NamespaceThread | None = None) -> None:
-        """A namespace that takes connections and says nothing."""
+        """Make a namespace accept connections and never answer."""
         side = side or self.primary
-        side.call(side.namespace.faults.add, Fault(Kind.BLACKHOLE))
+        side.call(side.namespace.faults.add, Fault(FaultKind.BLACKHOLE))
 
     def bring_back(self) -> None:
         self.stage.clear()

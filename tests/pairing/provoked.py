@@ -1,4 +1,4 @@
-"""Everything that can make a send fail, really brought about: by the embedded namespace, or by what is in its place.
+"""Provokes every kind of send failure, with the embedded namespace or a substitute for it.
 
 The SDK sleeps for a second over most failures, so all of them are brought about at the same time, each with an entity
 and a connection of its own: once by the SDK's threads, once by its coroutines.
@@ -34,12 +34,13 @@ from azure.servicebus.exceptions import (
 )
 from tests.sdk_connection import SPEAKS_PLAIN_TEXT, client_options, free_address, reachable
 
-from twinbus.broker import Fault, Kind, NamespaceConfig, Operation, QueueDescription
-from twinbus.broker.background import NamespaceThread
-from twinbus.broker.config import PolicyConfig
-from twinbus.broker.security import Right, connection_string
-from twinbus.pairing.policy import Cause
+from twinbus.emulator import Fault, FaultKind, FaultPoint, NamespaceConfig, QueueDescription
+from twinbus.emulator.auth.security import connection_string
+from twinbus.emulator.config.namespace_file import PolicyConfig
+from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.pairing.failover.error_classification import Cause
 from twinbus.pairing.sdk.version import INSTALLED, Version
+from twinbus.servicebus.access_rights import Right
 
 PATIENCE = 20.0  # seconds for an answer that comes
 SHORT = 1.0  # seconds for one that does not
@@ -54,7 +55,7 @@ class Target(NamedTuple):
 
 
 class Scene:
-    """What the situations happen in."""
+    """The environment of the situations."""
 
     def __init__(self, namespace: NamespaceThread, refusing: NamespaceThread) -> None:
         self.namespace = namespace
@@ -69,7 +70,7 @@ class Scene:
             NamespaceThread(lambda: reachable(config, certificate_folder=folder)) as namespace,
             NamespaceThread(lambda: reachable("gone")) as refusing,
         ):
-            refusing.call(refusing.namespace.faults.add, Fault(Kind.REFUSE))
+            refusing.call(refusing.namespace.faults.add, Fault(FaultKind.REFUSE))
             yield cls(namespace, refusing)
             namespace.call(namespace.namespace.faults.clear)
 
@@ -128,7 +129,7 @@ class Scene:
 
 
 def speaker(answer: bytes | None) -> tuple[str, int]:
-    """An address where something else than a namespace answers, or closes without a word."""
+    """An address where no namespace answers: it sends other bytes, or closes at once."""
     server = socket.create_server(free_address())
 
     def serve() -> None:
@@ -150,7 +151,7 @@ def text() -> ServiceBusMessage:
 
 @dataclass(frozen=True)
 class Situation:
-    """Something that makes a send fail, what the SDK raises then, and what is behind it."""
+    """A cause of a failing send, what the SDK raises for it, and its classification."""
 
     name: str
     cause: Cause
@@ -172,17 +173,17 @@ class Situation:
         return self.name
 
 
-def on(kind: Kind, *operations: Operation, **fields: Any) -> Fault:
+def on(kind: FaultKind, *operations: FaultPoint, **fields: Any) -> Fault:
     return Fault(kind, on=frozenset(operations), **fields)
 
 
-TOKEN, ATTACH, SEND, MANAGEMENT = Operation.TOKEN, Operation.ATTACH, Operation.SEND, Operation.MANAGEMENT
+TOKEN, ATTACH, SEND, MANAGEMENT = FaultPoint.TOKEN, FaultPoint.ATTACH, FaultPoint.SEND, FaultPoint.MANAGEMENT
 BUSY, CALLER, DISABLED, FORBIDDEN = Cause.BUSY, Cause.CALLER, Cause.DISABLED, Cause.FORBIDDEN
 NOT_FOUND, QUOTA, UNAVAILABLE = Cause.NOT_FOUND, Cause.QUOTA, Cause.UNAVAILABLE
 
 
-def rejected(condition: str, at: Operation = SEND) -> Fault:
-    return on(Kind.REJECT, at, condition=condition)
+def rejected(condition: str, at: FaultPoint = SEND) -> Fault:
+    return on(FaultKind.REJECT, at, condition=condition)
 
 
 SITUATIONS = [
@@ -191,7 +192,7 @@ SITUATIONS = [
         "no answer to a message",
         UNAVAILABLE,
         OperationTimeoutError,
-        on(Kind.DROP_ACK, SEND),
+        on(FaultKind.DROP_ACK, SEND),
         link_open=True,
         timeout=SHORT,
         ends_since={"aio": (7, 14)},
@@ -202,7 +203,7 @@ SITUATIONS = [
             f"no answer to {what}",
             UNAVAILABLE,
             OperationTimeoutError,
-            on(Kind.BLACKHOLE, operation),
+            on(FaultKind.BLACKHOLE, operation),
             timeout=SHORT,
             ends_since={"sync": (7, 15), "aio": (7, 15)},
         )
@@ -212,7 +213,7 @@ SITUATIONS = [
         "no answer to a schedule",
         UNAVAILABLE,
         OperationTimeoutError,
-        on(Kind.BLACKHOLE, MANAGEMENT),
+        on(FaultKind.BLACKHOLE, MANAGEMENT),
         link_open=True,
         scheduled=True,
         timeout=SHORT,
@@ -232,13 +233,21 @@ SITUATIONS = [
         ServiceBusError if SPEAKS_PLAIN_TEXT else ServiceBusConnectionError,
         target=lambda scene: scene.to_something_that_says(b"HTTP/1.1 502 Bad Gateway\r\n\r\n"),
     ),
-    Situation("a reset at the token", UNAVAILABLE, ServiceBusConnectionError, on(Kind.RESET, TOKEN)),
-    Situation("a reset at the attach", UNAVAILABLE, ServiceBusConnectionError, on(Kind.RESET, ATTACH)),
-    Situation("a reset at the message", UNAVAILABLE, ServiceBusConnectionError, on(Kind.RESET, SEND), link_open=True),
-    Situation("the connection is closed at the attach", UNAVAILABLE, ServiceBusError, on(Kind.CLOSE, ATTACH)),
-    Situation("the connection is closed at the message", UNAVAILABLE, ServiceBusConnectionError, on(Kind.CLOSE, SEND)),
-    Situation("the link is detached at the attach", UNAVAILABLE, ServiceBusConnectionError, on(Kind.DETACH, ATTACH)),
-    Situation("the link is detached at the message", UNAVAILABLE, ServiceBusConnectionError, on(Kind.DETACH, SEND)),
+    Situation("a reset at the token", UNAVAILABLE, ServiceBusConnectionError, on(FaultKind.RESET, TOKEN)),
+    Situation("a reset at the attach", UNAVAILABLE, ServiceBusConnectionError, on(FaultKind.RESET, ATTACH)),
+    Situation(
+        "a reset at the message", UNAVAILABLE, ServiceBusConnectionError, on(FaultKind.RESET, SEND), link_open=True
+    ),
+    Situation("the connection is closed at the attach", UNAVAILABLE, ServiceBusError, on(FaultKind.CLOSE, ATTACH)),
+    Situation(
+        "the connection is closed at the message", UNAVAILABLE, ServiceBusConnectionError, on(FaultKind.CLOSE, SEND)
+    ),
+    Situation(
+        "the link is detached at the attach", UNAVAILABLE, ServiceBusConnectionError, on(FaultKind.DETACH, ATTACH)
+    ),
+    Situation(
+        "the link is detached at the message", UNAVAILABLE, ServiceBusConnectionError, on(FaultKind.DETACH, SEND)
+    ),
     # Internal and unknown errors of the service.
     Situation("an internal error at the message", UNAVAILABLE, ServiceBusError, rejected("amqp:internal-error")),
     Situation("an internal error at the attach", UNAVAILABLE, ServiceBusError, rejected("amqp:internal-error", ATTACH)),
@@ -264,9 +273,9 @@ SITUATIONS = [
         ServiceBusConnectionError,
         target=lambda scene: scene.over_tls(trusted=True, key="wrong"),
     ),
-    Situation("an expired token", FORBIDDEN, ServiceBusAuthenticationError, on(Kind.EXPIRE, TOKEN)),
+    Situation("an expired token", FORBIDDEN, ServiceBusAuthenticationError, on(FaultKind.EXPIRE, TOKEN)),
     Situation("no right to send", FORBIDDEN, ServiceBusAuthorizationError, target=Scene.without_the_right_to_send),
-    Situation("an expired token at the attach", FORBIDDEN, ServiceBusAuthorizationError, on(Kind.EXPIRE, ATTACH)),
+    Situation("an expired token at the attach", FORBIDDEN, ServiceBusAuthorizationError, on(FaultKind.EXPIRE, ATTACH)),
     Situation(
         "a refused authorization", FORBIDDEN, ServiceBusAuthorizationError, rejected("com.microsoft:auth-failed")
     ),
@@ -305,23 +314,29 @@ SITUATIONS = [
         "no such entity at the attach", NOT_FOUND, MessagingEntityNotFoundError, rejected("amqp:not-found", ATTACH)
     ),
     Situation("a disabled entity", DISABLED, MessagingEntityDisabledError, properties={"status": "Disabled"}),
-    Situation("an entity disabled just now", DISABLED, MessagingEntityDisabledError, on(Kind.DISABLE, ATTACH)),
-    Situation("a full entity", QUOTA, ServiceBusQuotaExceededError, on(Kind.FILL, SEND), link_open=True),
+    Situation("an entity disabled just now", DISABLED, MessagingEntityDisabledError, on(FaultKind.DISABLE, ATTACH)),
+    Situation("a full entity", QUOTA, ServiceBusQuotaExceededError, on(FaultKind.FILL, SEND), link_open=True),
     Situation(
-        "a full entity at a schedule", QUOTA, ServiceBusQuotaExceededError, on(Kind.FILL, MANAGEMENT), scheduled=True
+        "a full entity at a schedule",
+        QUOTA,
+        ServiceBusQuotaExceededError,
+        on(FaultKind.FILL, MANAGEMENT),
+        scheduled=True,
     ),
     # The service asks to slow down.
-    Situation("busy at the message", BUSY, ServiceBusServerBusyError, on(Kind.THROTTLE, SEND), link_open=True),
-    Situation("busy at the attach", BUSY, ServiceBusServerBusyError, on(Kind.THROTTLE, ATTACH)),
-    Situation("busy at the token", BUSY, ServiceBusAuthenticationError, on(Kind.THROTTLE, TOKEN)),
-    Situation("busy at a schedule", BUSY, ServiceBusServerBusyError, on(Kind.THROTTLE, MANAGEMENT), scheduled=True),
+    Situation("busy at the message", BUSY, ServiceBusServerBusyError, on(FaultKind.THROTTLE, SEND), link_open=True),
+    Situation("busy at the attach", BUSY, ServiceBusServerBusyError, on(FaultKind.THROTTLE, ATTACH)),
+    Situation("busy at the token", BUSY, ServiceBusAuthenticationError, on(FaultKind.THROTTLE, TOKEN)),
+    Situation(
+        "busy at a schedule", BUSY, ServiceBusServerBusyError, on(FaultKind.THROTTLE, MANAGEMENT), scheduled=True
+    ),
 ]
 
 Raised = dict[str, BaseException | None]
 
 
 def _ending(mode: str) -> list[Situation]:
-    """The situations in which a send of the installed SDK ends."""
+    """Return the situations in which a send of the installed SDK ends."""
     return [one for one in SITUATIONS if one.ends_since.get(mode, INSTALLED) <= INSTALLED]
 
 

@@ -1,4 +1,4 @@
-"""Messages as users of the SDK can make them, of every kind, for property tests, and their bytes."""
+"""Hypothesis strategies for SDK messages of every kind, and their encoded sizes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.amqp.amqp_values import SIMPLE, SYMBOLS, UUIDS, Values
 from tests.amqp.test_sdk_codec import DESCRIPTORS, KNOWN, as_the_sdk_writes_it
 
-from twinbus.amqp.types import Described, UByte, UInt
-from twinbus.pairing import aliases
+from twinbus.amqp.codec.types import Described, UByte, UInt
+from twinbus.envelope import aliases
 from twinbus.pairing.sdk.version import INSTALLED
 
 MINUTE_MS = 60_000
@@ -23,7 +23,7 @@ MAX_UINT = 0xFFFFFFFF
 
 
 def encoded(message: AmqpAnnotatedMessage) -> bytes:
-    """What the SDK puts on the wire for a message."""
+    """Return the bytes that the SDK sends for a message."""
     return bytes(encode_payload(bytearray(), PyamqpTransport.to_outgoing_amqp_message(_untouched(message))))
 
 

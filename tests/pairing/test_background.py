@@ -1,4 +1,4 @@
-"""What happens by the clock: the end of the interval, pings, and the way back; counted at the namespace."""
+"""The background: end of the interval, pings and recovery, counted at the namespace."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest_asyncio
 from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusConnectionError
 from tests.pairing.twins import Events, Twins, eventually, operations
 
-from twinbus.broker import AZURE, DEFAULT, Fault, Kind, QueueDescription
-from twinbus.broker.durations import TICKS_PER_SECOND
-from twinbus.broker.faults import Operation as At
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, QueueDescription
+from twinbus.emulator.faults.fault_plan import FaultPoint as At
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
-from twinbus.pairing.core import Entity, Pairing
-from twinbus.pairing.errors import AttemptTimeoutError
 from twinbus.pairing.events import BacklogWarning, FailedOver, Faulted, PingFailed, PingSent, Recovered, Suspected
-from twinbus.pairing.failover import Route
+from twinbus.pairing.failover.entity_failover import Route
+from twinbus.pairing.pairing_errors import AttemptTimeoutError
+from twinbus.pairing.pairing_state import Entity, Pairing
+from twinbus.servicebus.durations import TICKS_PER_SECOND
 
 NUMBERS = itertools.count(1)
 
@@ -47,7 +47,7 @@ def a_name() -> str:
 
 @asynccontextmanager
 async def at_work(twins: Twins, pairing: Pairing) -> AsyncIterator[Events]:
-    """The background of a pairing runs."""
+    """Run the background of a pairing."""
     events = Events(pairing)
     background = twins.background(pairing)
     await background.start()
@@ -58,12 +58,12 @@ async def at_work(twins: Twins, pairing: Pairing) -> AsyncIterator[Events]:
 
 
 def fail(pairing: Pairing, entity: Entity) -> None:
-    """A send to the primary has failed."""
+    """Report a failed send to the primary."""
     pairing.sent_failed(entity, pairing.begin(entity), ServiceBusConnectionError(message="gone"))
 
 
-def outage(twins: Twins, path: str, kind: Kind = Kind.REFUSE) -> int:
-    """The entity cannot be reached; returns what ends it."""
+def outage(twins: Twins, path: str, kind: FaultKind = FaultKind.REFUSE) -> int:
+    """Make the entity unreachable; return the fault id to remove."""
     return twins.primary.faults.add(Fault(kind, entity=path, on=frozenset({At.ATTACH}))).id
 
 
@@ -95,7 +95,7 @@ async def test_the_background_is_woken_from_any_thread(twins: Twins) -> None:
         await events.next(Recovered)
 
 
-async def test_the_clock_of_the_pairing_is_the_one_that_counts(twins: Twins) -> None:
+async def test_failover_follows_the_clock_of_the_pairing(twins: Twins) -> None:
     path = a_name()
     await twins.queue(path)
     now = 1000.0
@@ -115,7 +115,7 @@ async def test_the_clock_of_the_pairing_is_the_one_that_counts(twins: Twins) -> 
 async def test_an_entity_is_pinged_every_interval_until_a_ping_gets_through(twins: Twins) -> None:
     path = a_name()
     queue = await twins.queue(path)
-    twins.primary.faults.add(Fault(Kind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
+    twins.primary.faults.add(Fault(FaultKind.REJECT, entity=path, on=frozenset({At.SEND}), count=2))
     pairing = twins.pairing(failover_interval=0)
     async with at_work(twins, pairing) as events:
         started = asyncio.get_running_loop().time()
@@ -130,7 +130,7 @@ async def test_an_entity_is_pinged_every_interval_until_a_ping_gets_through(twin
         assert queue.activity.pings == 1
 
 
-async def test_pings_stop_at_once_when_the_entity_is_back(twins: Twins) -> None:
+async def test_pings_stop_at_once_after_recovery(twins: Twins) -> None:
     path = a_name()
     queue = await twins.queue(path)
     pairing = twins.pairing(failover_interval=0)
@@ -195,7 +195,7 @@ async def test_every_ping_that_reached_the_namespace_is_recorded(twins: Twins) -
     pairing = twins.pairing(failover_interval=0)
     async with at_work(twins, pairing) as events:
         for _ in range(2):
-            ends = outage(twins, path, Kind.DETACH)
+            ends = outage(twins, path, FaultKind.DETACH)
             fail(pairing, pairing.entity(path))
             await events.next(PingFailed)
             twins.primary.faults.remove(ends)
@@ -206,12 +206,12 @@ async def test_every_ping_that_reached_the_namespace_is_recorded(twins: Twins) -
         assert queue.activity.pings == 2
 
 
-async def test_a_ping_that_did_not_get_as_far_has_a_row_that_is_not_billed(twins: Twins) -> None:
+async def test_ping_that_never_reached_the_namespace_is_recorded_and_not_billed(twins: Twins) -> None:
     path = a_name()
     queue = await twins.queue(path)
     pairing = twins.pairing(failover_interval=0)
     async with at_work(twins, pairing) as events:
-        ends = outage(twins, path, Kind.DETACH)
+        ends = outage(twins, path, FaultKind.DETACH)
         fail(pairing, pairing.entity(path))
         await events.next(PingFailed)
         first = operations(pairing, OperationKind.PING)[0]
@@ -221,10 +221,10 @@ async def test_a_ping_that_did_not_get_as_far_has_a_row_that_is_not_billed(twins
         twins.primary.faults.remove(ends)
 
 
-async def test_a_ping_without_an_answer_is_broken_off(twins: Twins) -> None:
+async def test_unanswered_ping_is_cancelled(twins: Twins) -> None:
     path = a_name()
     await twins.queue(path)
-    twins.primary.faults.add(Fault(Kind.BLACKHOLE, entity=path))
+    twins.primary.faults.add(Fault(FaultKind.BLACKHOLE, entity=path))
     pairing = twins.pairing(failover_interval=0, attempt_timeout=0.5)
     async with at_work(twins, pairing) as events:
         started = asyncio.get_running_loop().time()
@@ -235,7 +235,7 @@ async def test_a_ping_without_an_answer_is_broken_off(twins: Twins) -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-async def test_a_ping_that_fails_for_good_does_not_close_the_way_to_the_backlog(twins: Twins, gone: bool) -> None:
+async def test_permanently_failing_ping_leaves_the_backlog_open(twins: Twins, gone: bool) -> None:
     path = a_name()
     if not gone:
         await twins.queue(path, status="Disabled")
@@ -252,10 +252,10 @@ async def test_a_ping_that_fails_for_good_does_not_close_the_way_to_the_backlog(
         assert entity.last_error is events.all(PingFailed)[-1].error
 
 
-async def test_a_link_is_enough_for_the_probe_that_nobody_bills(twins: Twins) -> None:
+async def test_with_probe_link_an_opened_link_recovers_the_entity_unbilled(twins: Twins) -> None:
     path = a_name()
     queue = await twins.queue(path)
-    ends = outage(twins, path, Kind.DETACH)
+    ends = outage(twins, path, FaultKind.DETACH)
     pairing = twins.pairing(failover_interval=0, probe="link")
     async with at_work(twins, pairing) as events:
         fail(pairing, pairing.entity(path))
@@ -296,11 +296,11 @@ async def test_a_forced_failover_is_not_pinged(twins: Twins) -> None:
 
 
 def asked_for(pairing: Pairing) -> set[str]:
-    """The entities whose properties were asked for."""
+    """Return the entities whose properties were requested."""
     return {one.entity for one in operations(pairing, OperationKind.GET)}
 
 
-async def test_a_window_shorter_than_any_outage_is_warned_of_at_the_start(twins: Twins) -> None:
+async def test_duplicate_window_shorter_than_any_outage_warns_at_the_start(twins: Twins) -> None:
     long, short = a_name(), a_name()
     for path, seconds in ((long, 600), (short, 30)):
         window = seconds * TICKS_PER_SECOND
@@ -319,10 +319,10 @@ async def test_a_window_shorter_than_any_outage_is_warned_of_at_the_start(twins:
         assert len(events.all(BacklogWarning)) == 1
 
 
-async def test_an_outage_longer_than_the_window_is_warned_of_once(twins: Twins) -> None:
+async def test_outage_longer_than_the_duplicate_window_warns_once(twins: Twins) -> None:
     path, now = a_name(), 1000.0
     await twins.queue(path, requires_duplicate_detection=True)
-    outage(twins, path, Kind.DETACH)
+    outage(twins, path, FaultKind.DETACH)
     pairing = twins.pairing(failover_interval=0, clock=lambda: now)
     entity = pairing.entity(path)
     async with at_work(twins, pairing) as events:
@@ -342,7 +342,7 @@ async def test_an_outage_longer_than_the_window_is_warned_of_once(twins: Twins) 
 async def test_closing_leaves_no_task_and_no_connection(twins: Twins) -> None:
     path = a_name()
     await twins.queue(path)
-    twins.primary.faults.add(Fault(Kind.BLACKHOLE, entity=path))
+    twins.primary.faults.add(Fault(FaultKind.BLACKHOLE, entity=path))
     before = asyncio.all_tasks()
     pairing = twins.pairing(failover_interval=0)
     async with at_work(twins, pairing) as events:
@@ -355,7 +355,7 @@ async def test_closing_leaves_no_task_and_no_connection(twins: Twins) -> None:
     fail(pairing, pairing.entity("other"))
 
 
-async def test_a_background_that_breaks_faults_the_pairing(twins: Twins) -> None:
+async def test_failing_background_faults_the_pairing(twins: Twins) -> None:
     pairing = twins.pairing()
 
     def broken() -> float:

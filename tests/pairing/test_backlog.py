@@ -1,4 +1,4 @@
-"""The backlog queues: made as specified, checked if they are there, never changed or removed."""
+"""Provisioning: backlog queues are created as specified, checked if they exist, never changed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBus
 from azure.servicebus.management import QueueProperties
 from tests.pairing.twins import Events, Twins, operations
 
-from twinbus.broker import AZURE, DEFAULT, QueueDescription
-from twinbus.broker.durations import MAX_TICKS, TICKS_PER_MINUTE, TICKS_PER_SECOND
+from twinbus.emulator import AZURE, DEFAULT, QueueDescription
 from twinbus.ledger.recorder import OperationKind
-from twinbus.pairing.backlog import list_backlog, provision
-from twinbus.pairing.errors import BacklogConfigurationError
+from twinbus.pairing.backlog.provisioning import list_backlog, provision
 from twinbus.pairing.events import BacklogQueueRestored, BacklogWarning
-from twinbus.pairing.namespaces import Namespace as Side
+from twinbus.pairing.namespace import Namespace as Side
+from twinbus.pairing.pairing_errors import BacklogConfigurationError
+from twinbus.servicebus.durations import MAX_TICKS, TICKS_PER_MINUTE, TICKS_PER_SECOND
 
 PATH = "contoso/x-servicebus-transfer/{}"
 #: A queue such as we would make.
@@ -49,7 +49,7 @@ async def provisioned(twins: Twins, **options: Any) -> Any:
         return await provision(admin, pairing)
 
 
-async def test_as_many_queues_are_made_as_were_asked_for(twins: Twins) -> None:
+async def test_backlog_queue_count_queues_are_created(twins: Twins) -> None:
     made = await provisioned(twins, backlog_queue_count=10)
     paths = [PATH.format(index) for index in range(10)]
     assert [one.path for one in made] == paths
@@ -73,14 +73,14 @@ async def test_each_property_is_as_specified(twins: Twins) -> None:
     assert stored.description.auto_delete_on_idle == MAX_TICKS
 
 
-async def test_everything_else_is_the_default_of_the_service(twins: Twins) -> None:
+async def test_other_properties_are_service_defaults(twins: Twins) -> None:
     await provisioned(twins)
     found = twins.secondary.find(PATH.format(0))
     assert found is not None
     assert replace(found.description, max_message_size_in_kilobytes=None) == OURS
 
 
-async def test_a_queue_that_exists_is_used_and_left_as_it_is(twins: Twins) -> None:
+async def test_existing_queue_is_used_unchanged(twins: Twins) -> None:
     theirs = replace(OURS, max_size_in_megabytes=1024, lock_duration=30 * TICKS_PER_SECOND, user_metadata="mine")
     await twins.secondary.create(theirs)
     pairing = twins.pairing()
@@ -96,7 +96,7 @@ async def test_a_queue_that_exists_is_used_and_left_as_it_is(twins: Twins) -> No
     assert [one.message.split()[0] for one in warnings] == ["max_size_in_megabytes", "lock_duration"]
 
 
-async def test_queues_of_ours_are_taken_over_without_a_word(twins: Twins) -> None:
+async def test_queues_with_expected_properties_are_used_without_a_warning(twins: Twins) -> None:
     await provisioned(twins)
     pairing = twins.pairing()
     events = Events(pairing)

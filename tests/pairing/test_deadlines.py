@@ -1,4 +1,4 @@
-"""Shares of the caller's time, pauses, and cutting off what was given up on."""
+"""Time budgets of a call, pauses between retries, and the watchdog."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from random import Random
 import pytest
 
 from twinbus.pairing.sending._sync.watchdog import Watchdog
-from twinbus.pairing.sending.budget import Budget, Pauses, Retries
+from twinbus.pairing.sending.call_budget import Budget, Pauses, Retries
 
 
 @pytest.fixture
 def now() -> list[float]:
-    """The time, which a test can move on."""
+    """A clock that a test can advance."""
     return [1000.0]
 
 
@@ -36,7 +36,7 @@ def test_attempts_on_the_primary_leave_time_for_one_on_the_backlog(now: list[flo
     assert (budget.for_primary(), budget.for_backlog(), budget.left()) == (0.0, 10.0, 10.0)
 
 
-def test_a_short_time_is_shared_half_and_half(now: list[float]) -> None:
+def test_short_timeout_is_split_in_half(now: list[float]) -> None:
     budget = Budget(3.0, 10.0, lambda: now[0])
     assert (budget.for_primary(), budget.for_backlog(), budget.before_backlog()) == (1.5, 3.0, 1.5)
 
@@ -51,17 +51,17 @@ def test_pauses_grow_to_a_bound_and_vary() -> None:
     assert len(set(taken)) == 40
 
 
-def test_a_pause_that_is_longer_than_what_is_left_is_not_taken() -> None:
+def test_pause_longer_than_the_remaining_time_is_skipped() -> None:
     assert Pauses(Random(), Retries()).next(0.4) is None
     assert Pauses(Random(), Retries()).next(1.1) is not None
 
 
-def test_with_no_bound_in_time_the_pauses_are_counted() -> None:
+def test_without_a_timeout_pauses_are_counted() -> None:
     pauses = Pauses(Random(), Retries())
     assert [pauses.next(math.inf) is None for _ in range(6)] == [False] * 5 + [True]
 
 
-def test_the_retry_options_of_a_client_say_how_often_and_when() -> None:
+def test_client_retry_options_set_count_and_pauses() -> None:
     pauses = Pauses(Random(), Retries.of({"retry_total": 3, "retry_backoff_factor": 0.5, "retry_backoff_max": 1.5}))
     taken = [pauses.next(1000.0) for _ in range(4)]
     assert taken[3] is None  # also where there would be time
@@ -79,7 +79,7 @@ def test_with_retry_total_0_there_is_no_pause() -> None:
 
 
 class Waiting:
-    """Something that another thread waits for."""
+    """A call that another thread waits for."""
 
     def __init__(self, ends: float = math.inf) -> None:
         self.ends = ends
@@ -100,7 +100,7 @@ def watchdog() -> Iterator[Watchdog]:
     assert running._thread is None
 
 
-def test_what_takes_too_long_is_cut_again_and_again_until_it_is_over(watchdog: Watchdog) -> None:
+def test_overdue_call_is_cut_until_it_ends(watchdog: Watchdog) -> None:
     late = Waiting(time.monotonic() + 0.05)
     watchdog.watch(late)
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_what_takes_too_long_is_cut_again_and_again_until_it_is_over(watchdog: W
     assert time.monotonic() >= late.ends
 
 
-def test_what_has_time_is_left_alone_and_nobody_is_woken_for_a_later_end(watchdog: Watchdog) -> None:
+def test_call_within_its_time_is_not_cut_and_wakes_no_thread(watchdog: Watchdog) -> None:
     one, other = Waiting(time.monotonic() + 0.3), Waiting()
     watchdog.watch(one)
     watchdog.watch(other)
@@ -144,7 +144,7 @@ def test_a_cut_that_fails_does_not_stop_the_others(watchdog: Watchdog, caplog: p
     watchdog.watch(other)
     for one in (failing, other) * 2:
         assert one.cuts.acquire(timeout=10)
-    assert "An overdue call could not be ended" in caplog.text
+    assert "Ending an overdue call failed" in caplog.text
 
 
 def until(holds: Callable[[], bool]) -> None:

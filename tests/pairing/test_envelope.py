@@ -1,4 +1,4 @@
-"""What a message becomes on its way to the backlog."""
+"""Wrapping a message for the backlog."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from tests.amqp.amqp_values import same
 from tests.pairing.sdk_messages import encoded, sdk_messages, typed
 
-from twinbus.amqp import sections
-from twinbus.amqp.types import Described, Long, Symbol, Timestamp
-from twinbus.pairing import aliases
-from twinbus.pairing.envelope import MAX_TIME_TO_LIVE_MS, wrap, wrap_all
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.types import Described, Long, Symbol, Timestamp
+from twinbus.envelope import aliases
+from twinbus.envelope.wrapping import MAX_TIME_TO_LIVE_MS, wrap, wrap_all
 
 MAX_LONG = 2**63 - 1
 
@@ -27,7 +27,7 @@ def parts_of(message: AmqpAnnotatedMessage) -> sections.Sections:
 
 
 def aliases_of(message: AmqpAnnotatedMessage) -> dict[str, Any]:
-    """The aliases as they are on the wire."""
+    """Return the aliases as encoded."""
     entries = sections.map_entries(parts_of(message).application_properties)
     return {name: sections.entry_value(raw) for name, raw in entries if name in aliases.ALIASES}
 
@@ -37,7 +37,7 @@ def annotated(**parts: Any) -> AmqpAnnotatedMessage:
 
 
 def everything_of(message: AmqpAnnotatedMessage) -> Any:
-    """All that a user can see of a message, as it is now."""
+    """Return a snapshot of everything that a user can see of a message."""
     body = message.body if message.body_type is AmqpMessageBodyType.VALUE else list(message.body)
     header, properties = message.header, message.properties
     return copy.deepcopy(
@@ -64,7 +64,7 @@ def test_the_users_message_is_never_changed(message: AmqpAnnotatedMessage) -> No
 
 @given(sdk_messages())
 @settings(max_examples=200)
-def test_what_would_change_how_the_backlog_treats_a_message_is_not_there(message: AmqpAnnotatedMessage) -> None:
+def test_envelope_has_no_property_that_the_backlog_would_act_on(message: AmqpAnnotatedMessage) -> None:
     parts = parts_of(wrap(message, "orders"))
     assert sections.list_fields(parts.header, 3)[2] is None
     assert sections.list_fields(parts.properties, 11)[8:] == [None, None, None]
@@ -74,7 +74,7 @@ def test_what_would_change_how_the_backlog_treats_a_message_is_not_there(message
 
 @given(sdk_messages())
 @settings(max_examples=200)
-def test_all_else_goes_to_the_backlog_as_it_would_go_to_the_primary(message: AmqpAnnotatedMessage) -> None:
+def test_other_content_is_the_same_as_for_the_primary(message: AmqpAnnotatedMessage) -> None:
     direct, wrapped = parts_of(message), parts_of(wrap(message, "orders"))
     assert wrapped.body == direct.body
     assert wrapped.delivery_annotations == direct.delivery_annotations
@@ -85,7 +85,7 @@ def test_all_else_goes_to_the_backlog_as_it_would_go_to_the_primary(message: Amq
     assert sections.raw_fields(wrapped.properties) == fields
 
 
-def test_a_message_with_nothing_to_keep_gets_a_path_only() -> None:
+def test_plain_message_gets_only_a_path() -> None:
     for message in (ServiceBusMessage("x"), annotated(), annotated(header={"durable": True}, properties={"to": "x"})):
         assert aliases_of(wrap(message, "some/topic")) == {"x-ms-path": "some/topic"}
 
@@ -109,9 +109,9 @@ def test_the_session_id_is_kept_as_a_string(session: str | bytes) -> None:
 @pytest.mark.parametrize(
     ("session", "error", "text"),
     [
-        ("s" * 129, ValueError, "session_id must have 0 to 128 characters, not 129"),
+        ("s" * 129, ValueError, "session_id must have 0 to 128 characters, got 129"),
         (b"\xff", ValueError, "session_id must be valid UTF-8"),
-        (5, TypeError, "session_id must be a string, not 5"),
+        (5, TypeError, "session_id must be a string, got 5"),
     ],
 )
 def test_a_session_id_that_the_primary_would_refuse_is_refused_at_once(
@@ -166,7 +166,7 @@ def test_creation_and_expiry_are_kept_as_the_sdk_would_send_them(zone: str) -> N
         assert kept["x-twinbus-expiry"] - kept["x-twinbus-created"] == expiry - created == 60_000
 
 
-def test_creation_and_expiry_without_a_time_to_live_are_the_users() -> None:
+def test_creation_and_expiry_without_time_to_live_are_kept() -> None:
     kept = aliases_of(wrap(annotated(properties={"creation_time": 7, "absolute_expiry_time": MAX_LONG}), "orders"))
     assert kept["x-twinbus-created"] == 7
     assert kept["x-twinbus-expiry"] == MAX_LONG
@@ -210,7 +210,7 @@ def test_a_scheduled_time_of_none_is_no_scheduled_time() -> None:
     assert aliases_of(wrap(message, "orders")) == {"x-ms-path": "orders"}
 
 
-def test_a_scheduled_time_that_is_no_time_is_refused() -> None:
+def test_scheduled_time_of_wrong_type_is_refused() -> None:
     with pytest.raises(TypeError, match="scheduled_enqueue_time_utc must be"):
         wrap(annotated(annotations={b"x-opt-scheduled-enqueue-time": "now"}), "orders")
 
@@ -218,7 +218,7 @@ def test_a_scheduled_time_that_is_no_time_is_refused() -> None:
 # ---- what a broker wrote ----
 
 
-def test_what_a_broker_wrote_on_a_received_message_stays_behind() -> None:
+def test_broker_properties_of_a_received_message_are_dropped() -> None:
     # More than the SDK can send, for it takes a number for an int.
     written = dict.fromkeys(aliases.BROKER_ANNOTATIONS, 2**40) | {b"x-opt-sequence-number": 2**40}
     wrapped = wrap(annotated(annotations={**written, b"x-opt-partition-key": "p", 7: "seven"}), "orders")
@@ -228,7 +228,7 @@ def test_what_a_broker_wrote_on_a_received_message_stays_behind() -> None:
 # ---- the user's own names ----
 
 
-def test_a_users_own_property_whose_name_is_taken_is_kept_under_another() -> None:
+def test_conflicting_user_property_is_kept_under_another_name() -> None:
     own = {"x-ms-path": 1, b"x-ms-sessionid": 2, "x-twinbus-own-a": 3, "DeadLetterReason": 4, "x-ms-other": 5, b"b": 6}
     wrapped = wrap(annotated(application_properties=own), "orders").application_properties
     assert wrapped == {
@@ -246,7 +246,7 @@ def test_a_users_own_property_whose_name_is_taken_is_kept_under_another() -> Non
 
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1, timedelta(seconds=1), object()])
-def test_a_value_that_the_sdk_cannot_send_directly_it_cannot_divert_either(value: Any) -> None:
+def test_value_that_the_sdk_cannot_send_cannot_be_diverted(value: Any) -> None:
     message = annotated(application_properties={"x": value})
     for one in (message, wrap(message, "orders")):
         with pytest.raises((TypeError, ValueError)):

@@ -1,4 +1,4 @@
-"""How large a message is in the backlog."""
+"""Message sizes in the backlog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pairing.sdk_messages import encoded, sdk_messages
 
-from twinbus.pairing.envelope import MAX_PROPERTIES_SIZE, Oversize, encoded_size, overhead, oversize, wrap
+from twinbus.envelope.wrapping import MAX_PROPERTIES_SIZE, Oversize, encoded_size, overhead, oversize, wrap
 
 LIMIT = 256 << 10
 PATHS = st.text(min_size=1, max_size=260)
@@ -19,7 +19,7 @@ PATHS = st.text(min_size=1, max_size=260)
 
 @given(sdk_messages())
 @settings(max_examples=200)
-def test_the_size_of_a_message_is_that_of_its_bytes_and_measuring_changes_nothing(
+def test_measured_size_is_the_encoded_size_and_measuring_changes_nothing(
     message: AmqpAnnotatedMessage,
 ) -> None:
     before = dict(message.application_properties or {})
@@ -62,7 +62,7 @@ def test_the_overhead_of_a_plain_message_is_small() -> None:
 
 
 def sized(size: int, **properties: Any) -> ServiceBusMessage:
-    """A message of so many bytes, without its envelope."""
+    """Return a message of `size` bytes without its envelope."""
     message = ServiceBusMessage(b"x" * LIMIT, message_id="m", **properties)
     return ServiceBusMessage(b"x" * (LIMIT + size - encoded_size(message)), message_id="m", **properties)
 
@@ -75,7 +75,7 @@ def test_a_message_that_fits_only_without_its_envelope_is_too_large_for_the_back
     assert oversize(sized(LIMIT - added), "orders", LIMIT) is None
 
 
-def test_a_body_that_is_no_plain_bytes_is_measured() -> None:
+def test_non_bytes_body_is_measured() -> None:
     text = "x" * LIMIT
     for body in ({"value_body": text}, {"sequence_body": [text]}, {"value_body": {"a": text}}):
         found = oversize(AmqpAnnotatedMessage(**body), "orders", LIMIT)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_a_body_that_is_no_plain_bytes_is_measured() -> None:
         assert oversize(AmqpAnnotatedMessage(**body), "orders", 2 * LIMIT) is None  # type: ignore[arg-type]
 
 
-def test_properties_of_any_size_that_the_service_takes_are_found() -> None:
+def test_properties_of_any_accepted_size_are_measured() -> None:
     properties = {"p": "x" * (MAX_PROPERTIES_SIZE - 100)}
     message = ServiceBusMessage(b"x" * (LIMIT - MAX_PROPERTIES_SIZE + 80), application_properties=properties)  # type: ignore[arg-type]
     assert oversize(message, "orders", LIMIT) is not None

@@ -1,4 +1,4 @@
-"""Errors say what happened, to which entity, and what can be done."""
+"""Error texts: what happened, to which entity, and what to do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 import pytest
 from azure.servicebus.exceptions import MessageSizeExceededError, OperationTimeoutError, ServiceBusError
 
-from twinbus.pairing import errors
-from twinbus.pairing.errors import (
+from twinbus.pairing import pairing_errors as errors
+from twinbus.pairing.pairing_errors import (
     AttemptTimeoutError,
     BacklogConfigurationError,
     BacklogNotReadyError,
@@ -38,12 +38,13 @@ ERRORS = [
     EntityNotFoundError("orders", "contoso.servicebus.windows.net", ServiceBusError("Error condition: not found")),
     AttemptTimeoutError("orders", 10.0),
     NoFreeLinkError("orders", 16, 2.0),
+    NoFreeLinkError("orders", 16, 2.0, is_in_use=False),
     HungCallsError("orders", 16),
     EnvelopeTooLargeError("orders", size=262_300, limit=262_144, overhead=200),
 ]
 
 
-def test_the_printed_hierarchy_is_the_real_one() -> None:
+def test_documented_error_tree_matches_the_classes() -> None:
     """Every class of the module stands in the tree of its docstring, under its first base."""
     tree: dict[str, str] = {}
     above: list[tuple[int, str]] = []
@@ -66,7 +67,7 @@ def test_the_printed_hierarchy_is_the_real_one() -> None:
     assert tree == defined
 
 
-def test_there_is_an_example_of_every_error_in_this_file() -> None:
+def test_every_error_has_an_example_in_this_file() -> None:
     kinds = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, TwinbusError)}
     assert {type(one) for one in ERRORS} == kinds - {TwinbusError}
 
@@ -86,7 +87,7 @@ def test_a_faulted_client_says_why() -> None:
     assert "RuntimeError: not closed within 5 seconds" in str(error)
 
 
-def test_a_message_that_nobody_took_is_reported_with_the_causes_of_both_sides() -> None:
+def test_rejected_message_error_has_the_causes_of_both_namespaces() -> None:
     """SPEC 7: `BacklogUnavailableError`, with the primary's and the backlog's causes."""
     primary, backlog = OSError("refused"), TimeoutError("too late")
     error = BacklogUnavailableError("orders", primary, {QUEUE: backlog})
@@ -102,14 +103,15 @@ def test_a_forced_failover_has_no_cause_of_the_primary() -> None:
     error = BacklogUnavailableError("orders", None, {})
     assert error.primary_error is None
     assert error.__cause__ is None
-    assert "Primary: failed over by hand. Backlog: no queue was tried." in str(error)
+    assert "Primary: not tried (failed over by hand, or earlier messages of the session" in str(error)
+    assert "Backlog: no queue was tried." in str(error)
 
 
 @pytest.mark.parametrize(
     ("may_be_accepted", "others"),
     [(False, "the others were not"), (True, "the others may have been: an attempt")],
 )
-def test_of_messages_stored_in_parts_it_says_which_were_accepted(may_be_accepted: bool, others: str) -> None:
+def test_error_lists_accepted_ids_of_partly_stored_messages(may_be_accepted: bool, others: str) -> None:
     ids = ("a", "b", "c")
     error = BacklogUnavailableError("orders", None, {}, may_be_accepted=may_be_accepted, message_ids=ids, accepted=2)
     assert str(error).startswith(f"The first 2 of 3 messages for 'orders' were accepted by the backlog, {others}")

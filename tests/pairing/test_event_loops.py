@@ -52,7 +52,7 @@ def test_sender_and_client_are_refused_on_a_second_event_loop(twins: TwinNamespa
         second.close()
 
 
-def test_client_may_be_made_before_its_event_loop(twins: TwinNamespaces) -> None:
+def test_client_can_be_created_before_its_event_loop(twins: TwinNamespaces) -> None:
     client = PairedServiceBusClient(twins.primary.connection_string, twins.secondary.connection_string, OPTIONS)
     sender = client.get_queue_sender("orders")
 

@@ -1,4 +1,4 @@
-"""Events are typed, and nobody who listens can hurt a send: SPEC section 8."""
+"""Events are typed, and no subscriber can affect a send: SPEC section 8."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ EVENTS = [
 ]
 
 
-def test_there_is_an_example_of_every_event_in_this_file() -> None:
+def test_every_event_has_an_example_in_this_file() -> None:
     kinds = {one for one in vars(events).values() if isinstance(one, type) and issubclass(one, Event)}
     assert {type(one) for one in EVENTS} == kinds - {Event}
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_knows_its_moment_in_utc_and_cannot_be_changed(event: Event) -> None:
+def test_event_has_a_utc_time_and_is_immutable(event: Event) -> None:
     assert event.at.tzinfo is UTC
     assert abs((datetime.now(UTC) - event.at).total_seconds()) < 3600
     with pytest.raises(FrozenInstanceError):
         event.at = datetime.now(UTC)  # type: ignore[misc]
 
 
-def test_everybody_who_subscribed_is_told_of_every_event_in_order() -> None:
+def test_all_subscribers_get_every_event_in_order() -> None:
     bus, first, second = EventBus(), [], []  # type: ignore[var-annotated]
     bus.subscribe(first.append)
     bus.subscribe(second.append)
@@ -82,7 +82,7 @@ def test_everybody_who_subscribed_is_told_of_every_event_in_order() -> None:
     assert first == second == EVENTS
 
 
-def test_whoever_has_unsubscribed_is_told_no_more() -> None:
+def test_unsubscribed_callback_gets_no_events() -> None:
     bus, seen, other = EventBus(), [], []  # type: ignore[var-annotated]
     unsubscribe = bus.subscribe(seen.append)
     bus.subscribe(other.append)
@@ -103,7 +103,7 @@ def test_one_of_two_subscriptions_of_the_same_callback_can_be_ended() -> None:
     assert seen == EVENTS[:1]
 
 
-def test_a_callback_that_raises_is_logged_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_raising_callback_is_logged_and_others_still_run(caplog: pytest.LogCaptureFixture) -> None:
     bus, seen = EventBus(), []  # type: ignore[var-annotated]
 
     def broken(event: Event) -> None:
@@ -131,13 +131,13 @@ def test_a_callback_may_end_its_own_subscription() -> None:
     assert seen == EVENTS[:1]
 
 
-def test_a_coroutine_function_is_refused_since_nobody_would_await_it() -> None:
+def test_coroutine_function_is_refused_as_callback() -> None:
     async def callback(event: Event) -> None: ...
 
     with pytest.raises(TypeError, match="callback must be a plain function"):
         check_callback(callback)  # type: ignore[arg-type]
 
 
-def test_something_that_cannot_be_called_is_refused() -> None:
+def test_non_callable_callback_is_refused() -> None:
     with pytest.raises(TypeError, match="callback must be a plain function"):
         check_callback(None)  # type: ignore[arg-type]

@@ -1,13 +1,13 @@
-"""Which attempts show that a place does not answer."""
+"""Which attempts show that an entity or queue does not answer."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pairing.evidence import Evidence
-from twinbus.pairing.failover import FailedOver, FailoverMachine, Healthy, Suspect, Transition
-from twinbus.pairing.lag import LATE_SHARE, Lag
+from twinbus.pairing.failover.entity_failover import FailedOver, FailoverMachine, Healthy, Suspect, Transition
+from twinbus.pairing.failover.evidence import Evidence
+from twinbus.pairing.failover.loop_lag import LATE_SHARE, Lag
 
 ATTEMPT = 10.0
 TIMES = st.floats(0.0, 1000.0)
@@ -42,7 +42,7 @@ def test_an_attempt_that_was_cut_short_after_another_was_answered_begins_no_sile
     assert evidence.silent_since is None
 
 
-def test_there_is_one_probe_at_a_time_and_the_next_one_takes_its_time() -> None:
+def test_one_probe_runs_at_a_time_and_the_next_waits() -> None:
     evidence = Evidence(ATTEMPT)
     evidence.unclear(0.0)
     evidence.probe_started()
@@ -52,7 +52,7 @@ def test_there_is_one_probe_at_a_time_and_the_next_one_takes_its_time() -> None:
 
 
 @given(began=TIMES, answers=st.lists(TIMES))
-def test_no_answer_in_an_attempt_is_what_makes_it_evidence(began: float, answers: list[float]) -> None:
+def test_only_attempts_without_an_answer_are_evidence(began: float, answers: list[float]) -> None:
     evidence = Evidence(ATTEMPT)
     for at in answers:
         evidence.answered(at)
@@ -92,7 +92,7 @@ def test_a_probe_that_fails_after_the_interval_is_over_fails_over_at_once() -> N
     assert entity.probe_failed(20.0, entity.probe_started(10.0)) == [Transition.SUSPECTED, Transition.FAILED_OVER]
 
 
-def test_a_probe_that_gets_through_ends_the_silence() -> None:
+def test_successful_probe_ends_the_silence() -> None:
     entity = machine()
     entity.sent_unclear(1.0, 0, 0.0)
     entity.probe_ok(10.5, entity.probe_started(10.0))
@@ -115,7 +115,7 @@ def test_on_probation_a_probe_that_fails_goes_straight_back_to_failover() -> Non
     assert isinstance(entity.state, FailedOver)
 
 
-def test_the_silence_of_before_a_failover_is_forgotten() -> None:
+def test_failover_forgets_an_earlier_silence() -> None:
     entity = machine()
     entity.sent_unclear(1.0, 0, 0.0)
     entity.force_over(2.0)
@@ -134,7 +134,7 @@ def test_a_failure_is_no_evidence_if_another_link_was_answered_meanwhile() -> No
 # ---- lag ----
 
 
-def test_ticks_that_come_late_add_up() -> None:
+def test_late_ticks_add_up() -> None:
     lag = Lag(ATTEMPT)
     assert lag.total(5.0) == 0.0  # not started
     lag.tick(0.0)
@@ -146,5 +146,5 @@ def test_ticks_that_come_late_add_up() -> None:
     assert lag.total(9.0) == 2.0
 
 
-def test_a_quarter_of_an_attempt_is_too_late() -> None:
+def test_attempt_with_a_quarter_of_lag_is_inconclusive() -> None:
     assert 0.0 < LATE_SHARE < 0.5

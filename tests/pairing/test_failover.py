@@ -1,4 +1,4 @@
-"""When sends leave the primary and when they come back: the sentences of SPEC sections 1, 3, 7 and 8."""
+"""The failover machine against the rules of SPEC sections 1, 3, 7 and 8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.pairing.failover_model import Model
 
-from twinbus.pairing.failover import (
+from twinbus.pairing.failover.entity_failover import (
     MAX_PING_INTERVAL,
     FailedOver,
     FailoverMachine,
@@ -37,7 +37,7 @@ def route(machine: FailoverMachine, now: float) -> Route:
 
 
 def fail(machine: FailoverMachine, now: float) -> list[Transition]:
-    """A send that begins and fails now."""
+    """Make a send that begins and fails now."""
     return machine.sent_failed(now, machine.route(now).epoch)
 
 
@@ -46,14 +46,14 @@ def succeed(machine: FailoverMachine, now: float) -> list[Transition]:
 
 
 def failed_over(at: float = 0.0, ping: float = PING) -> FailoverMachine:
-    """A machine that failed over at once, at this time."""
+    """Return a machine that failed over at this time."""
     machine = FailoverMachine(0.0, ping)
     assert fail(machine, at) == [FAILED_OVER]
     return machine
 
 
 def ping(machine: FailoverMachine, now: float, ok: bool = True) -> list[Transition]:
-    """A ping that is due, sent and answered now."""
+    """Send a due ping and answer it now."""
     epoch = machine.ping_started(now)
     return machine.ping_ok(now, epoch) if ok else machine.ping_failed(now, epoch)
 
@@ -84,7 +84,7 @@ class TestTheTimer:
         fail(machine, 0.0)
         assert route(machine, INTERVAL - 0.001) is Route.PRIMARY
 
-    def test_more_failures_do_not_prolong_it(self, machine: FailoverMachine) -> None:
+    def test_more_failures_do_not_prolong_the_interval(self, machine: FailoverMachine) -> None:
         """SPEC 1: since the *first* failure that counts."""
         fail(machine, 0.0)
         assert fail(machine, 50.0) == []
@@ -190,7 +190,7 @@ class TestPings:
         machine.ping_failed(1000.0, epoch)
         assert machine.next_time() == 1000.0 + PING
 
-    def test_as_soon_as_one_ping_succeeds_everybody_sends_to_the_primary_again(self) -> None:
+    def test_one_successful_ping_returns_all_senders_to_the_primary(self) -> None:
         """SPEC 3: all code using that entity sends to the primary again, at once."""
         machine = failed_over()
         assert ping(machine, 5.0) == [RECOVERED]
@@ -279,7 +279,7 @@ class TestProbation:
         ping(machine, 1061.0, ok=False)
         assert machine.next_time() == 1061.0 + 2 * PING
 
-    def test_a_relapse_is_not_pinged_at_once_or_the_longer_interval_would_mean_nothing(self) -> None:
+    def test_relapse_is_not_pinged_at_once(self) -> None:
         machine = self.recovered()
         fail(machine, 1001.0)
         assert not machine.ping_due(1001.0)
@@ -296,20 +296,20 @@ class TestProbation:
         assert MAX_PING_INTERVAL == 30 * 60
 
     @pytest.mark.parametrize(("interval", "ping_interval"), [(60.0, 30.0), (30.0, 60.0), (0.0, 1.0)])
-    def test_it_lasts_for_the_longer_of_both_intervals(self, interval: float, ping_interval: float) -> None:
+    def test_probation_lasts_for_the_longer_interval(self, interval: float, ping_interval: float) -> None:
         machine = self.recovered(interval, ping_interval)
         end = 1000.0 + max(interval, ping_interval)
         assert machine.is_on_probation(end - 0.001)
         assert not machine.is_on_probation(end)
 
-    def test_it_lasts_longer_after_a_relapse(self) -> None:
+    def test_probation_lasts_longer_after_a_relapse(self) -> None:
         machine = self.recovered(interval=30.0, ping_interval=60.0)
         fail(machine, 1000.0)
         ping(machine, 1120.0)
         assert machine.is_on_probation(1120.0 + 119.999)
         assert not machine.is_on_probation(1120.0 + 120.0)
 
-    def test_who_survives_it_is_suspected_first_again_and_pinged_as_before(self) -> None:
+    def test_after_probation_a_failure_suspects_first_with_the_normal_ping_interval(self) -> None:
         machine = self.recovered()
         fail(machine, 1001.0)
         ping(machine, 1061.0)
@@ -319,12 +319,12 @@ class TestProbation:
         assert machine.ping_interval == PING
         assert machine.ping_due(end + INTERVAL)
 
-    def test_a_success_does_not_shorten_it(self) -> None:
+    def test_success_does_not_shorten_probation(self) -> None:
         machine = self.recovered()
         assert succeed(machine, 1001.0) == []
         assert fail(machine, 1002.0) == [FAILED_OVER]
 
-    def test_there_is_none_before_the_first_failover(self, machine: FailoverMachine) -> None:
+    def test_no_probation_before_the_first_failover(self, machine: FailoverMachine) -> None:
         assert not machine.is_on_probation(0.0)
         assert fail(machine, 0.0) == [SUSPECTED]
 
@@ -371,7 +371,7 @@ class TestByHand:
         assert machine.force_over(5.0) == []
         assert (machine.state, machine.epoch) == before
 
-    def test_forcing_back_what_is_healthy_changes_nothing(self, machine: FailoverMachine) -> None:
+    def test_failback_of_a_healthy_entity_changes_nothing(self, machine: FailoverMachine) -> None:
         assert machine.force_back(0.0) == []
         assert (machine.state, machine.epoch) == (Healthy(), 0)
 
@@ -400,7 +400,7 @@ TELLS = {
 
 @dataclass
 class Entity:
-    """A machine, its model, and what is under way."""
+    """A machine, its model, and pending attempts."""
 
     machine: FailoverMachine
     model: Model
@@ -414,7 +414,7 @@ which = st.integers(0, 3)
 
 
 class FailoverRules(RuleBasedStateMachine):
-    """Two entities, any story, every answer of the machines compared with what SPEC says."""
+    """Random histories of two entities: every answer of the machines must match the model."""
 
     @initialize(interval=st.sampled_from([3600.0, 60.0, 5.0, 0.0]), ping=st.sampled_from([1.0, 30.0, 1000.0, 1800.0]))
     def start(self, interval: float, ping: float) -> None:
@@ -424,7 +424,7 @@ class FailoverRules(RuleBasedStateMachine):
         }
 
     def hear(self, entity: Entity, transitions: list[Transition]) -> None:
-        """After any news the machine is where the model is, and has told every step of the way."""
+        """Check that the machine is in the model's state and reported every transition."""
         for transition in transitions:
             before, after = TELLS[transition]
             assert entity.told in before, (entity.told, transition)

@@ -1,4 +1,4 @@
-"""Functions of the application that raise, wait or exit: they are logged once and counted, and nothing else happens."""
+"""Functions of the application that raise, hang or exit are logged once, counted and harmless."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from twinbus import (
     Route,
     SendAvailabilityOptions,
 )
-from twinbus.broker import DEFAULT, Fault, Kind
-from twinbus.broker.faults import Operation as At
+from twinbus.emulator import DEFAULT, Fault, FaultKind
+from twinbus.emulator.faults.fault_plan import FaultPoint as At
 from twinbus.ledger.recorder import MemoryRecorder, Operation, OperationKind
-from twinbus.pairing import foreign_calls
-from twinbus.pairing.core import Pairing
+from twinbus.pairing import background, foreign_calls
 from twinbus.pairing.events import PingSent
+from twinbus.pairing.pairing_state import Pairing
 
 TIMEOUT = 10.0  # of a send; what blocks does so for far longer
 BLOCKED = 60.0
@@ -45,7 +45,7 @@ def interrupt(_: Any) -> None:
 
 
 class Blocking:
-    """A function that does not return until it is let go."""
+    """A function that does not return until released."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -86,14 +86,14 @@ def client(twins: ThreadedTwins, recorder: Any = None, **changed: Any) -> Paired
 
 
 def go_through_an_outage(twins: ThreadedTwins, paired: PairedServiceBusClient) -> None:
-    """Send while all is well, in an outage and after it, each call within its timeout."""
+    """Send before, during and after an outage, each call within its timeout."""
     sender = paired.get_queue_sender("orders")
 
     def send() -> Route:
         return sender.send_messages(ServiceBusMessage("x"), timeout=TIMEOUT).route
 
     assert send() is Route.PRIMARY
-    twins.strike(Fault(Kind.REJECT, entity="orders", on=frozenset({At.SEND})))
+    twins.strike(Fault(FaultKind.REJECT, entity="orders", on=frozenset({At.SEND})))
     assert send() is Route.BACKLOG
     assert send() is Route.BACKLOG
     twins.clear()
@@ -101,31 +101,40 @@ def go_through_an_outage(twins: ThreadedTwins, paired: PairedServiceBusClient) -
     assert send() is Route.PRIMARY
 
 
-@pytest.mark.parametrize("misbehave", [raise_error, exit_the_process, interrupt, Blocking()])
+@pytest.mark.parametrize("misbehave", [raise_error, exit_the_process, interrupt, Blocking])
 @pytest.mark.parametrize("role", ["recorder", "callback"])
-def test_an_outage_goes_as_if_the_function_was_not_there(
-    twins: ThreadedTwins, role: str, misbehave: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+def test_misbehaving_function_does_not_affect_an_outage(
+    twins: ThreadedTwins,
+    role: str,
+    misbehave: Callable[[Any], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(foreign_calls, "SLOW_SECONDS", 0.1)
+    misbehave = Blocking() if misbehave is Blocking else misbehave
     paired = client(twins, ForeignRecorder(misbehave) if role == "recorder" else None)
     if role == "callback":
         paired.on_event(misbehave)
     with paired:
         go_through_an_outage(twins, paired)
         assert paired.status().backlog_is_ready
-        if not isinstance(misbehave, Blocking):
+        if isinstance(misbehave, Blocking):
+            eventually(lambda: getattr(paired.status().application_errors, role) == 1)
+        else:
             eventually(lambda: getattr(paired.status().application_errors, role) >= 3)
         started = time.monotonic()
     assert time.monotonic() - started < BLOCKED / 2
     assert paired.status().condition is Condition.CLOSED
     if isinstance(misbehave, Blocking):
         misbehave.let_go.set()
+        assert caplog.text.count(f"A {role} of the application does not return") == 1
     else:
         assert caplog.text.count(f"A {role} of the application raised") == 1
     eventually(lambda: not [one for one in threading.enumerate() if one.name == f"twinbus-{role}"])
 
 
 @pytest.mark.parametrize("misbehave", [raise_error, exit_the_process, interrupt, Blocking()])
-def test_a_policy_that_does_not_decide_is_replaced_by_the_usual_one(
+def test_failing_policy_falls_back_to_the_default(
     twins: ThreadedTwins, misbehave: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with client(twins, policy=FailoverPolicy(misbehave)) as paired:
@@ -144,7 +153,7 @@ def test_a_policy_of_the_application_decides(twins: ThreadedTwins) -> None:
         return False
 
     with client(twins, policy=FailoverPolicy(never)) as paired, paired.get_queue_sender("orders") as sender:
-        twins.strike(Fault(Kind.REJECT, entity="orders", on=frozenset({At.SEND})))
+        twins.strike(Fault(FaultKind.REJECT, entity="orders", on=frozenset({At.SEND})))
         with pytest.raises(ServiceBusError) as raised:
             sender.send_messages(ServiceBusMessage("x"))
         twins.clear()
@@ -152,7 +161,7 @@ def test_a_policy_of_the_application_decides(twins: ThreadedTwins) -> None:
         assert paired.status().application_errors.policy == 0
 
 
-def test_what_a_slow_recorder_has_no_room_for_is_dropped_and_counted(
+def test_values_for_a_slow_recorder_are_dropped_and_counted(
     twins: ThreadedTwins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign_calls, "MAX_WAITING", 2)
@@ -166,6 +175,31 @@ def test_what_a_slow_recorder_has_no_room_for_is_dropped_and_counted(
         blocking.let_go.set()
 
 
+def test_stuck_call_is_reported_even_without_new_values(twins: ThreadedTwins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_calls, "SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(background, "TIDY_EVERY", 0.1)
+    blocking = Blocking()
+    with client(twins) as paired:
+        paired.on_event(blocking)
+        paired.fail_over("orders")
+        eventually(lambda: paired.status().application_errors.callback == 1)
+        blocking.let_go.set()
+
+
+def test_a_callback_may_close_the_client(twins: ThreadedTwins, caplog: pytest.LogCaptureFixture) -> None:
+    paired, is_closed = client(twins), threading.Event()
+
+    def close(_: Event) -> None:
+        paired.close()
+        is_closed.set()
+
+    paired.start()
+    paired.on_event(close)
+    paired.fail_over("orders")
+    assert is_closed.wait(TIMEOUT)
+    assert "of the application" not in caplog.text
+
+
 def test_a_recorder_of_the_application_has_all_rows_after_a_close(twins: ThreadedTwins) -> None:
     kept = MemoryRecorder()
     with client(twins, ForeignRecorder(kept.record)) as paired:
@@ -174,7 +208,7 @@ def test_a_recorder_of_the_application_has_all_rows_after_a_close(twins: Threade
     assert [one.message_id for one in kept.operations if one.operation is OperationKind.SEND] == ids
 
 
-def test_our_own_recorders_need_no_thread_but_what_overrides_them_does() -> None:
+def test_built_in_recorders_need_no_thread_but_subclasses_do() -> None:
     class Chatty(MemoryRecorder):
         def record(self, operation: Operation) -> None:
             super().record(operation)
@@ -185,7 +219,7 @@ def test_our_own_recorders_need_no_thread_but_what_overrides_them_does() -> None
 
 
 @pytest.mark.parametrize("recorder", [object(), "a folder"])
-def test_something_that_is_no_recorder_is_refused(twins: ThreadedTwins, recorder: Any) -> None:
+def test_invalid_recorder_is_refused(twins: ThreadedTwins, recorder: Any) -> None:
     with pytest.raises(TypeError, match="recorder must have a method record"):
         client(twins, recorder)
 

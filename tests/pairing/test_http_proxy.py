@@ -1,4 +1,4 @@
-"""How a proxy and a transport are given, and what is refused before anything is opened."""
+"""Proxy and transport options, and their validation before anything is opened."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from azure.servicebus import TransportType
 from tests.sdk_connection import needs_plain_text
 
 from twinbus import Namespace, PairedServiceBusClient, aio
-from twinbus.pairing.http_proxy import HttpProxy
+from twinbus.amqp.client.endpoint import Endpoint
 from twinbus.pairing.sdk import ipv6
 from twinbus.pairing.sdk.addresses import connection_options
-from twinbus.syphon import Endpoint
+from twinbus.servicebus.http_proxy import HttpProxy
+from twinbus.syphon.connector import endpoint_of
 
 SECRET = "pass:w@rd"
 KEY = "SharedAccessKeyName=n;SharedAccessKey=c2VjcmV0"
@@ -70,7 +71,7 @@ def test_a_proxy_for_a_development_namespace_in_plain_text_is_refused() -> None:
     with pytest.raises(ValueError, match="http_proxy needs TLS"):
         namespace.check_options()
     with pytest.raises(ValueError, match="http_proxy needs TLS"):
-        Endpoint.of(namespace)
+        endpoint_of(namespace)
 
 
 @pytest.mark.parametrize(
@@ -113,19 +114,23 @@ def test_a_proxy_has_an_address_with_and_without_its_login() -> None:
 
 def test_a_proxy_implies_websockets_everywhere() -> None:
     namespace = Namespace.from_connection_string(TEXT, http_proxy=PROXY, transport_type=TransportType.Amqp)
-    endpoint = Endpoint.of(namespace)
-    assert (endpoint.websocket, endpoint.dialled_port, endpoint.proxy) == (True, 443, HttpProxy("proxy.example", 3128))
+    endpoint = endpoint_of(namespace)
+    assert (endpoint.websocket, endpoint.effective_port, endpoint.proxy) == (
+        True,
+        443,
+        HttpProxy("proxy.example", 3128),
+    )
     assert endpoint.websocket_url == "wss://contoso.servicebus.windows.net:443/$servicebus/websocket"
     with pytest.raises(ValueError, match="proxy needs WebSockets over TLS"):
         Endpoint("contoso", proxy=HttpProxy("p", 1))
 
 
 @needs_plain_text
-def test_websockets_keep_the_port_that_is_not_the_usual_one() -> None:
+def test_websockets_keep_a_custom_port() -> None:
     assert "custom_endpoint_address" not in Namespace.from_connection_string(TEXT, **WEBSOCKET).sync_arguments()
     given = Namespace.from_connection_string(PLAIN, **WEBSOCKET).sync_arguments()
     assert given["custom_endpoint_address"] == "sb://127.0.0.1:5672"
-    assert Endpoint.of(Namespace.from_connection_string(PLAIN, **WEBSOCKET)).dialled_port == 5672
+    assert endpoint_of(Namespace.from_connection_string(PLAIN, **WEBSOCKET)).effective_port == 5672
     own = Namespace.from_connection_string(TEXT, custom_endpoint_address="sb://gateway:8443", **WEBSOCKET)
     assert own.sync_arguments()["custom_endpoint_address"] == "sb://gateway:8443"
 
@@ -133,7 +138,7 @@ def test_websockets_keep_the_port_that_is_not_the_usual_one() -> None:
 # ---- the environment ----
 
 
-def test_the_environment_counts_for_websockets_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_environment_applies_to_websockets_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
     assert Namespace.from_connection_string(TEXT).proxy is None
     assert Namespace.from_connection_string(PLAIN, **WEBSOCKET).proxy is None
@@ -173,7 +178,7 @@ def test_websockets_to_an_ipv6_address_are_refused() -> None:
         Namespace("[::1]", _Credential(), **WEBSOCKET).check_options()
 
 
-def test_an_sdk_whose_private_function_is_gone_refuses_ipv6_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_private_sdk_function_ipv6_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipv6, "_FUNCTION", "renamed")
     with pytest.raises(ValueError, match=r"cannot connect to the IPv6 address fd00::1: give a host name"):
         Namespace("[fd00::1]", _Credential()).check_options()

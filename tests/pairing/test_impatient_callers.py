@@ -1,4 +1,4 @@
-"""Evidence from callers that never wait: the pairing asks for itself, by a probe."""
+"""Callers with short timeouts: the pairing finds out by a probe of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pairing.twins import Twins, eventually
 from twinbus import PairedServiceBusClient as SyncClient
 from twinbus import SendAvailabilityOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.broker import Fault, Kind
+from twinbus.emulator import Fault, FaultKind
 from twinbus.pairing.events import BacklogQueueRetired, Event, FailedOver, Recovered, StarvedWarning, Suspected
 
 OPTIONS = {
@@ -46,12 +46,12 @@ def kinds(events: list[Event]) -> set[type[Event]]:
 
 
 @pytest.mark.parametrize("how", ["timeout", "asyncio.timeout"])
-async def test_a_black_hole_is_found_though_no_caller_waits_long_enough(twins: Twins, how: str) -> None:
+async def test_black_hole_is_detected_by_a_probe_with_impatient_callers(twins: Twins, how: str) -> None:
     async with PairedServiceBusClient(*twins.sides(), SendAvailabilityOptions(**OPTIONS)) as client:
         events = seen(client)
         async with client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("1"))
-            twins.primary.faults.add(Fault(Kind.BLACKHOLE))
+            twins.primary.faults.add(Fault(FaultKind.BLACKHOLE))
             while FailedOver not in kinds(events):
                 try:
                     if how == "timeout":
@@ -72,7 +72,7 @@ async def test_a_black_hole_is_found_for_impatient_threads(twins: Twins) -> None
         def sends() -> None:
             with client.get_queue_sender("orders") as sender:
                 sender.send_messages(ServiceBusMessage("1"))
-                twins.primary.faults.add(Fault(Kind.BLACKHOLE))
+                twins.primary.faults.add(Fault(FaultKind.BLACKHOLE))
                 while FailedOver not in kinds(events):
                     with contextlib.suppress(ServiceBusError):
                         sender.send_messages(ServiceBusMessage("2"), timeout=0.2)
@@ -80,13 +80,13 @@ async def test_a_black_hole_is_found_for_impatient_threads(twins: Twins) -> None
         await asyncio.to_thread(sends)
 
 
-async def test_the_probe_ends_the_silence_of_callers_that_were_only_impatient(twins: Twins) -> None:
+async def test_probe_clears_the_silence_of_impatient_callers(twins: Twins) -> None:
     async with PairedServiceBusClient(*twins.sides(), SendAvailabilityOptions(**OPTIONS)) as client:
         events = seen(client)
         machine = client._pairing.entity("orders").machine
         async with client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("1"))
-            twins.primary.faults.add(Fault(Kind.SLOW, delay=0.2))
+            twins.primary.faults.add(Fault(FaultKind.SLOW, delay=0.2))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await sender.send_messages(ServiceBusMessage("2"))
@@ -101,7 +101,7 @@ async def test_a_silent_backlog_queue_is_found_and_retired(twins: Twins) -> None
         client.fail_over("orders")
         async with client.get_queue_sender("orders") as sender:
             receipt = await sender.send_messages(ServiceBusMessage("1"))
-            twins.secondary.faults.add(Fault(Kind.BLACKHOLE, entity=receipt.queue))
+            twins.secondary.faults.add(Fault(FaultKind.BLACKHOLE, entity=receipt.queue))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await sender.send_messages(ServiceBusMessage("2"))
@@ -110,8 +110,8 @@ async def test_a_silent_backlog_queue_is_found_and_retired(twins: Twins) -> None
             assert (await sender.send_messages(ServiceBusMessage("3"))).queue != receipt.queue
 
 
-async def test_a_starved_event_loop_is_no_outage(twins: Twins) -> None:
-    """The loop is blocked again and again while links are opened: nothing of that says anything about the primary."""
+async def test_starved_event_loop_is_not_an_outage(twins: Twins) -> None:
+    """The loop is blocked repeatedly while links open; that says nothing about the primary."""
     options = SendAvailabilityOptions(**{**OPTIONS, "failover_interval": 0})
     async with PairedServiceBusClient(*twins.sides(), options) as client:
         events = seen(client)

@@ -1,4 +1,4 @@
-"""A synchronous link that is closed while it opens: nothing of it is left behind."""
+"""A synchronous link that is closed while it opens leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from azure.servicebus import ServiceBusClient
 from tests.client.threads import PATIENCE, ThreadedTwins, eventually
 
-from twinbus.broker import DEFAULT
-from twinbus.pairing.errors import AttemptTimeoutError
+from twinbus.emulator import DEFAULT
+from twinbus.pairing.pairing_errors import AttemptTimeoutError
 from twinbus.pairing.sending._sync.link import Link
 from twinbus.pairing.sending._sync.watchdog import watchdog
 

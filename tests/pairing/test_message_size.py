@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pairing.sdk_messages import PLAIN, encoded, sdk_messages, typed, written_size
 
-from twinbus.pairing import message_size as module
-from twinbus.pairing.envelope import encoded_size, wrap
-from twinbus.pairing.message_size import message_size, received_size, text_size
+from twinbus.envelope.wrapping import encoded_size, wrap
 from twinbus.pairing.sdk.version import INSTALLED
+from twinbus.servicebus import message_size as module
+from twinbus.servicebus.message_size import message_size, received_size, text_size
 
 # The SDK before 7.14 cannot write them.
 ENCODES_DECIMALS = INSTALLED >= (7, 14)

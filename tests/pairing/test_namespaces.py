@@ -1,4 +1,4 @@
-"""One side of a pairing: whatever the credential, both clients of the SDK and its administration get through."""
+"""Namespaces: every kind of credential works for both SDK clients and administration."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusMessage, TransportType
 from tests.sdk_connection import address_options, ca_file, client_options, needs_sdk, reachable
 
-from twinbus.broker import Namespace as Broker
-from twinbus.broker import NamespaceConfig, QueueDescription
-from twinbus.broker.config import BearerToken
-from twinbus.broker.queue import Queue
-from twinbus.broker.security import ALL_RIGHTS, ROOT_POLICY
-from twinbus.pairing.namespaces import Namespace
+from twinbus.emulator import Namespace as Broker
+from twinbus.emulator import NamespaceConfig, QueueDescription
+from twinbus.emulator.auth.security import ROOT_POLICY
+from twinbus.emulator.config.namespace_file import BearerToken
+from twinbus.emulator.entities.queue import Queue
+from twinbus.pairing.namespace import Namespace
 from twinbus.pairing.private_loop import PrivateLoop
+from twinbus.servicebus.access_rights import ALL_RIGHTS
 from twinbus.syphon import SasKey
 
 pytestmark = pytest.mark.slow
@@ -112,7 +113,7 @@ async def test_a_connection_string_may_hold_a_signature(broker: Broker, queue: Q
     "option",
     ["connection_verify", pytest.param("ssl_context", marks=needs_sdk((7, 13), "ssl_context"))],
 )
-async def test_the_options_for_tls_hold_for_all_clients(broker: Broker, queue: Queue, option: str) -> None:
+async def test_tls_options_apply_to_all_clients(broker: Broker, queue: Queue, option: str) -> None:
     authorities = ca_file(broker)
     given = authorities if option == "connection_verify" else ssl.create_default_context(cafile=authorities)
     namespace = Namespace(
@@ -200,7 +201,7 @@ def test_a_bad_connection_string_is_refused_without_showing_it(text: str, named:
     assert "c2Vj" not in str(raised.value)
 
 
-def test_what_is_no_namespace_is_refused() -> None:
+def test_invalid_namespace_is_refused() -> None:
     with pytest.raises(ValueError, match="fully_qualified_namespace"):
         Namespace(" ", SyncCredential())
     with pytest.raises(TypeError, match="credential"):
@@ -209,7 +210,7 @@ def test_what_is_no_namespace_is_refused() -> None:
         Namespace.of(42)  # type: ignore[arg-type]
 
 
-def test_a_namespace_is_given_as_text_as_a_pair_or_ready_made() -> None:
+def test_namespace_accepts_string_tuple_or_namespace() -> None:
     given = Namespace.from_connection_string(KEYED)
     assert Namespace.of(given, user_agent="shop") is given
     assert Namespace.of(KEYED, user_agent="shop").client_options == {"user_agent": "shop"}
@@ -217,18 +218,18 @@ def test_a_namespace_is_given_as_text_as_a_pair_or_ready_made() -> None:
     assert (pair.fully_qualified_namespace, pair.name) == ("contoso.servicebus.windows.net", "contoso")
 
 
-def test_the_only_entity_of_a_connection_string_is_known() -> None:
+def test_entity_path_of_a_connection_string_is_known() -> None:
     assert Namespace.from_connection_string(f"{KEYED};EntityPath=orders").entity_path == "orders"
     assert Namespace.from_connection_string(KEYED).entity_path is None
 
 
-def test_an_asynchronous_credential_needs_a_loop_to_be_asked_on() -> None:
+def test_asynchronous_credential_needs_a_runner() -> None:
     with pytest.raises(TypeError, match="asynchronous"):
         Namespace("contoso", AsyncCredential()).sync_client()
 
 
 @on_the_wire
-async def test_a_proxy_holds_for_the_administration_too() -> None:
+async def test_proxy_applies_to_administration() -> None:
     seen: list[bytes] = []
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

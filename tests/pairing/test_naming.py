@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pairing.naming import (
+from twinbus.servicebus.entity_paths import (
     MAX_PRIMARY_NAME,
     BacklogPath,
     backlog_path,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twinbus.pairing.failover.error_classification import FailoverPolicy
 from twinbus.pairing.options import SendAvailabilityOptions, SyphonOptions
-from twinbus.pairing.policy import FailoverPolicy
 
 # Seconds: the smallest and the largest that are allowed.
 DURATIONS = {
@@ -66,7 +66,7 @@ def test_the_defaults_of_the_syphon_are_those_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize("name", DURATIONS)
-def test_a_time_may_be_as_short_as_its_bound_and_no_shorter(name: str) -> None:
+def test_durations_below_the_minimum_are_refused(name: str) -> None:
     smallest = DURATIONS[name][0]
     assert getattr(made(**{name: smallest}), name) == smallest
     for shorter in (math.nextafter(smallest, -math.inf), -1, timedelta(seconds=-1)):
@@ -76,7 +76,7 @@ def test_a_time_may_be_as_short_as_its_bound_and_no_shorter(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_a_time_may_be_as_long_as_its_bound_and_no_longer(name: str) -> None:
+def test_durations_above_the_maximum_are_refused(name: str) -> None:
     largest = DURATIONS[name][1]
     assert largest is not None
     assert getattr(made(**{name: largest}), name) == largest
@@ -124,7 +124,8 @@ def test_a_choice_is_one_of_those_that_exist(name: str) -> None:
     for value in CHOICES[name]:
         assert getattr(made(**{name: value}), name) == value
     for wrong in ("other", "", str(CHOICES[name][-1]).upper(), 1, ["ping"]):
-        with pytest.raises(ValueError, match=f"^{name} must be one of ") as caught:
+        error = ValueError if isinstance(wrong, str) else TypeError
+        with pytest.raises(error, match=f"^{name} must be one of ") as caught:
             made(**{name: wrong})
         for value in CHOICES[name]:
             assert repr(value) in str(caught.value)
@@ -133,16 +134,16 @@ def test_a_choice_is_one_of_those_that_exist(name: str) -> None:
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_is_true_or_false(name: str) -> None:
     assert getattr(made(**{name: True}), name) is True
-    with pytest.raises(TypeError, match=f"^{name} must be a bool, not 'no'"):
+    with pytest.raises(TypeError, match=f"^{name} must be a bool, not a str"):
         made(**{name: "no"})
 
 
-def test_the_policy_is_a_policy_and_not_just_a_function() -> None:
+def test_policy_must_be_a_failover_policy() -> None:
     with pytest.raises(TypeError, match="policy must be a FailoverPolicy"):
         made(policy=lambda error: True)
 
 
-def test_the_options_of_the_syphon_have_a_type_of_their_own() -> None:
+def test_syphon_must_be_syphon_options() -> None:
     with pytest.raises(TypeError, match="syphon must be a SyphonOptions"):
         made(syphon={"poll": 1})
 
@@ -161,7 +162,7 @@ def test_the_times_of_the_syphon_are_above_zero(name: str) -> None:
         SyphonOptions(**{name: 0})  # type: ignore[arg-type]
 
 
-def test_the_back_off_grows() -> None:
+def test_retry_max_is_at_least_retry_min() -> None:
     assert SyphonOptions(retry_min=5, retry_max=5).retry_max == 5
     with pytest.raises(ValueError, match="retry_max must be at least retry_min, which is 5 s, not 4"):
         SyphonOptions(retry_min=5, retry_max=4)
@@ -219,6 +220,6 @@ def test_options_can_be_copied_with_a_change_and_are_checked_again() -> None:
         dataclasses.replace(options, attempt_timeout=0)
 
 
-def test_options_travel_to_another_process() -> None:
+def test_options_can_be_pickled() -> None:
     options = made(failover_interval=5, syphon=SyphonOptions(destinations=["orders"]))
     assert pickle.loads(pickle.dumps(options)) == options

@@ -1,4 +1,4 @@
-"""Which failures count: SPEC section 7, by what the SDK's exceptions say and by what it really raises."""
+"""Which failures count: SPEC section 7, with constructed and really provoked exceptions."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from azure.servicebus.exceptions import ServiceBusError
 from tests.pairing.provoked import SITUATIONS, Raised, Scene, Situation, provoke_async, provoke_sync
 from tests.sdk_connection import OLDEST, needs_sdk
 
-from twinbus.pairing.errors import AttemptTimeoutError, BacklogUnavailableError, EnvelopeTooLargeError
-from twinbus.pairing.policy import Cause, FailoverPolicy, cause_of, is_busy, retires_queue
+from twinbus.pairing.failover.error_classification import Cause, FailoverPolicy, cause_of, is_busy, retires_queue
+from twinbus.pairing.pairing_errors import AttemptTimeoutError, BacklogUnavailableError, EnvelopeTooLargeError
 
 AVAILABILITY = FailoverPolicy.availability()
 DOCUMENTED = FailoverPolicy.documented()
 
 
 class Verdict(NamedTuple):
-    """What follows from a failure."""
+    """The consequences of a failure."""
 
     availability: bool
     documented: bool
@@ -66,7 +66,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 class Judged(NamedTuple):
-    """What was thought of an error."""
+    """The classification of an error."""
 
     kind: type
     cause: Cause
@@ -122,7 +122,7 @@ def test_a_failure_on_the_wire_counts_if_the_entity_is_unavailable(
 
 
 @pytest.mark.parametrize("cause", Cause)
-def test_every_cause_was_brought_about_on_the_wire(cause: Cause) -> None:
+def test_every_cause_was_provoked_on_the_wire(cause: Cause) -> None:
     assert any(situation.cause is cause for situation in SITUATIONS)
 
 
@@ -130,7 +130,7 @@ def test_every_cause_was_brought_about_on_the_wire(cause: Cause) -> None:
 
 
 def said(condition: str, kind: type[ServiceBusError] = ServiceBusError) -> ServiceBusError:
-    """An error with an AMQP condition, as the SDK makes it from bytes."""
+    """Return an error with an AMQP condition, as the SDK decodes it."""
     return kind(message="The service says so.", condition=condition.encode())
 
 
@@ -161,7 +161,7 @@ def test_an_error_without_a_condition_is_judged_by_its_class(kind: Any) -> None:
     assert verdict_on(kind()) == VERDICTS[BY_CLASS[kind]]
 
 
-def test_no_error_of_the_installed_sdk_is_left_out() -> None:
+def test_every_error_of_the_installed_sdk_is_classified() -> None:
     known = {*BY_CLASS, *NOT_FROM_SENDS, ServiceBusError}
     every = {one for one in vars(sdk).values() if isinstance(one, type) and issubclass(one, ServiceBusError)}
     assert every == known
@@ -242,12 +242,12 @@ def test_a_refused_token_is_judged_by_the_status(kind: Any, status: int) -> None
 
 
 @pytest.mark.parametrize("status", [None, 0])
-def test_a_token_refused_without_a_status_is_the_callers(status: Any) -> None:
+def test_token_refused_without_a_status_is_the_callers_fault(status: Any) -> None:
     """The real service refuses with an error condition, and then the SDK drops the status."""
     assert cause_of(sdk.ServiceBusAuthenticationError(error=TokenRefusedError(status))) is Cause.FORBIDDEN
 
 
-def test_an_authentication_error_that_hides_a_host_out_of_reach_counts() -> None:
+def test_authentication_error_of_an_unreachable_host_counts() -> None:
     """Over WebSockets the SDK reports a host that has no address as a failed authentication."""
     inner = TokenRefusedError(None)
     inner.inner_error = OSError("no address")  # type: ignore[assignment]
@@ -295,7 +295,7 @@ def test_errors_of_the_caller_do_not_count_bare_or_wrapped(error: Exception) -> 
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), SystemExit()], ids=repr)
-def test_an_end_that_somebody_asked_for_does_not_count(error: BaseException) -> None:
+def test_cancellation_does_not_count(error: BaseException) -> None:
     assert verdict_on(error) == VERDICTS[Cause.CALLER]
 
 
@@ -316,7 +316,7 @@ def test_an_answer_over_http_is_judged_by_its_status(status: int, cause: Cause) 
     assert cause_of(error) is cause
 
 
-def test_a_certificate_that_nobody_vouches_for_does_not_count_however_deep_it_is() -> None:
+def test_untrusted_certificate_does_not_count_at_any_depth() -> None:
     certificate = ssl.SSLCertVerificationError("self-signed certificate")
     middle = ConnectionError("the handshake failed")
     middle.__cause__ = certificate
@@ -324,13 +324,13 @@ def test_a_certificate_that_nobody_vouches_for_does_not_count_however_deep_it_is
     assert cause_of(sdk.ServiceBusConnectionError(error=middle)) is Cause.FORBIDDEN
 
 
-def test_what_was_being_handled_when_an_error_came_does_not_change_its_cause() -> None:
+def test_exception_context_does_not_change_the_cause() -> None:
     error = ConnectionResetError()
     error.__context__ = ssl.SSLCertVerificationError("of something else")
     assert cause_of(error) is Cause.UNAVAILABLE
 
 
-def test_errors_that_refer_to_each_other_in_a_circle_are_judged_all_the_same() -> None:
+def test_circular_error_causes_are_classified() -> None:
     one, other = OSError("one"), OSError("other")
     one.__cause__, other.__cause__ = other, one
     assert cause_of(one) is Cause.UNAVAILABLE
@@ -356,13 +356,13 @@ def test_our_other_errors_do_not_count(error: Exception) -> None:
 # ---- the policy object ----
 
 
-def test_users_can_bring_their_own_policy() -> None:
+def test_custom_policy_is_used() -> None:
     policy = FailoverPolicy(lambda error: "maintenance" in str(error))
     assert policy.counts(RuntimeError("down for maintenance"))
     assert not policy.counts(TimeoutError())
 
 
-def test_a_policy_says_which_one_it_is() -> None:
+def test_policy_repr_names_it() -> None:
     def only_timeouts(error: BaseException) -> bool:
         return isinstance(error, TimeoutError)
 

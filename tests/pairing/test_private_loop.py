@@ -1,4 +1,4 @@
-"""The event loop that a synchronous client keeps for its background."""
+"""The private event loop of a synchronous client's background."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_thread_lives_from_the_first_use_to_the_end() -> None:
     assert not is_alive()
 
 
-def test_what_is_awaited_there_raises_here() -> None:
+def test_exceptions_reach_the_calling_thread() -> None:
     async def fail() -> None:
         raise ZeroDivisionError
 
@@ -35,7 +35,7 @@ def test_what_is_awaited_there_raises_here() -> None:
     loop.close()
 
 
-def test_what_takes_too_long_is_cancelled() -> None:
+def test_slow_coroutine_is_cancelled() -> None:
     cancelled = threading.Event()
 
     async def wait() -> None:
@@ -51,7 +51,7 @@ def test_what_takes_too_long_is_cancelled() -> None:
     loop.close()
 
 
-def test_what_still_runs_at_the_end_is_cancelled_and_cleans_up() -> None:
+def test_close_cancels_running_coroutines_which_clean_up() -> None:
     cleaned: list[str] = []
 
     async def wait() -> None:
@@ -69,7 +69,7 @@ def test_what_still_runs_at_the_end_is_cancelled_and_cleans_up() -> None:
     assert future.cancelled()
 
 
-def test_a_closed_loop_says_so() -> None:
+def test_closed_loop_raises() -> None:
     loop = PrivateLoop(NAME)
     loop.close()
     loop.close()

@@ -1,4 +1,4 @@
-"""The sizes in the rows of a sender are those of the bytes that reached the namespaces."""
+"""Recorded sizes match the bytes that reached the namespaces."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from azure.servicebus.exceptions import ServiceBusError
 from tests.pairing.paired import KINDS, Pair, Stage
 from tests.pairing.sdk_messages import typed, written_size
 
-from twinbus.broker.background import NamespaceThread
+from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.envelope.wrapping import wrap
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Outcome
-from twinbus.pairing.envelope import wrap
 
 pytestmark = pytest.mark.slow
 
@@ -57,8 +57,8 @@ def sizes(recorder: MemoryRecorder) -> list[tuple[str | None, int]]:
 
 
 def stored(pair: Pair, is_diverted: bool = False) -> list[int]:
-    """How many bytes of each message have arrived, in any of the backlog queues or in the primary entity."""
-    side = pair.standby if is_diverted else pair.primary
+    """Return the size of each message that arrived, in a backlog queue or the primary entity."""
+    side = pair.secondary if is_diverted else pair.primary
     paths = [pair.pairing.queue_path(index) for index in range(3)] if is_diverted else [pair.path]
     return [size for path in paths for size in _stored(side, path)]
 
@@ -134,7 +134,7 @@ def test_each_scheduled_message_has_its_own_size(pair: Pair, recorder: MemoryRec
     assert sizes(recorder) == [(one.message_id, written_size(one.raw_amqp_message)) for one in given]
 
 
-def test_message_that_cannot_be_encoded_carried_nothing(
+def test_message_that_cannot_be_encoded_has_size_0(
     pair: Pair, recorder: MemoryRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = type("Secret", (), {"__str__": lambda self: "hush"})()

@@ -1,4 +1,4 @@
-"""Which backlog queue a message goes to: SPEC sections 1, 3, 7 and 8."""
+"""The choice of the backlog queue: SPEC sections 1, 3, 7 and 8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from twinbus.pairing.rotation import Rotation, SenderChoice, session_sequence
+from twinbus.pairing.backlog.rotation import Rotation, SenderChoice, session_sequence
 
 COOLDOWN = 60.0
 ERROR = OSError("unreachable")
@@ -21,7 +21,7 @@ GOLDEN = [0, 9, 3, 9]
 
 
 def rotation_of(count: int, retired: tuple[int, ...] = ()) -> Rotation:
-    """A rotation whose retired queues left it at 0, 1, 2, … in the given order."""
+    """Return a rotation whose queues were retired at 0, 1, 2, … in the given order."""
     rotation = Rotation(count, COOLDOWN)
     for at, index in enumerate(retired):
         rotation.retire(index, float(at), ERROR)
@@ -65,7 +65,7 @@ def test_every_sender_learns_at_once_that_a_queue_has_left_the_rotation() -> Non
     assert all(now == then for then, now in zip(before, after, strict=True) if then != 1)
 
 
-def test_a_sender_whose_queue_has_left_chooses_another_and_stays_there() -> None:
+def test_sender_of_a_retired_queue_picks_another_and_stays() -> None:
     rotation = rotation_of(3)
     choice = SenderChoice(rotation, Random(4))
     first = choice.next()
@@ -78,7 +78,7 @@ def test_a_sender_whose_queue_has_left_chooses_another_and_stays_there() -> None
     assert choice.next() == second
 
 
-def test_a_queue_that_was_tried_in_vain_is_not_tried_again_in_the_same_send() -> None:
+def test_failed_queue_is_not_tried_again_in_the_same_send() -> None:
     choice = SenderChoice(rotation_of(3), Random(5))
     tried: list[int] = []
     while (index := choice.next(tried)) is not None:
@@ -93,7 +93,7 @@ def test_retiring_says_whether_the_queue_was_still_in_rotation() -> None:
     assert rotation.retire(0, 1.0, ERROR) is False
 
 
-def test_why_and_since_when_a_queue_is_retired_is_known() -> None:
+def test_retirement_has_error_and_time() -> None:
     newer = TimeoutError("again")
     rotation = rotation_of(3, retired=(2, 0))
     rotation.retire(2, 9.0, newer)
@@ -152,7 +152,7 @@ def test_a_queue_returns_after_its_cool_down() -> None:
     assert rotation.tick(COOLDOWN) == []
 
 
-def test_a_queue_that_fails_again_starts_its_cool_down_anew() -> None:
+def test_queue_that_fails_again_restarts_its_cool_down() -> None:
     rotation = rotation_of(2, retired=(0,))
     rotation.retire(0, 50.0, ERROR)
     assert rotation.tick(COOLDOWN) == []
@@ -168,7 +168,7 @@ def test_if_all_are_retired_the_one_retired_longest_ago_is_tried() -> None:
     assert choice.next(tried=[1]) is None
 
 
-def test_a_last_resort_that_fails_goes_to_the_end_of_the_line() -> None:
+def test_failed_last_resort_goes_to_the_end_of_the_queue() -> None:
     rotation = rotation_of(3, retired=(1, 2, 0))
     rotation.retire(1, 10.0, ERROR)
     assert rotation.last_resort() == 2
@@ -210,7 +210,7 @@ def test_sessions_are_spread_over_the_queues() -> None:
     assert all(390 < times < 610 for times in chosen.values())
 
 
-def test_two_destinations_with_the_same_session_are_two() -> None:
+def test_same_session_id_of_two_destinations_is_independent() -> None:
     same = sum(
         next(session_sequence("orders", str(number), 10)) == next(session_sequence("events", str(number), 10))
         for number in range(1000)
@@ -218,7 +218,7 @@ def test_two_destinations_with_the_same_session_are_two() -> None:
     assert 40 < same < 200  # one in ten by chance
 
 
-def test_destination_and_session_cannot_run_into_each_other() -> None:
+def test_destination_and_session_boundaries_are_unambiguous() -> None:
     one = [next(session_sequence("a", f"b{number}", 1000)) for number in range(20)]
     other = [next(session_sequence("ab", f"{number}", 1000)) for number in range(20)]
     assert one != other
@@ -227,7 +227,7 @@ def test_destination_and_session_cannot_run_into_each_other() -> None:
 def test_the_queue_of_a_session_is_the_same_in_every_process_and_version() -> None:
     """These numbers must never change: messages of a session may already wait in that queue."""
     assert [next(session_sequence("orders", session, 10)) for session in ("", "1", "2", "ä")] == GOLDEN
-    code = "from twinbus.pairing.rotation import session_sequence as s; print(next(s('orders', '1', 10)))"
+    code = "from twinbus.pairing.backlog.rotation import session_sequence as s; print(next(s('orders', '1', 10)))"
     elsewhere = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert int(elsewhere.stdout) == GOLDEN[1]
 
@@ -243,7 +243,7 @@ def test_a_session_whose_queue_is_retired_takes_the_next_one_upwards_and_around(
     assert rotation.choose_for_session("orders", "s") == first
 
 
-def test_a_session_too_has_a_last_resort() -> None:
+def test_session_has_a_last_resort() -> None:
     rotation = rotation_of(3, retired=(1, 2, 0))
     assert rotation.choose_for_session("orders", "s") == 1
     assert rotation.choose_for_session("orders", "s", tried=[1]) is None
@@ -253,7 +253,7 @@ def test_a_session_too_has_a_last_resort() -> None:
 
 
 class RotationRules(RuleBasedStateMachine):
-    """Any order of failures and returns, seen by several senders, against a plain record of who failed when."""
+    """Random failures and restores, seen by several senders, against a plain record of failures."""
 
     @initialize(count=st.integers(1, 5), seed=st.integers())
     def start(self, count: int, seed: int) -> None:
@@ -265,7 +265,7 @@ class RotationRules(RuleBasedStateMachine):
         self.failures: list[tuple[float, int]] = []  # when, which queue; in order
 
     def out(self) -> list[int]:
-        """Who failed less than a cool-down ago, the longest ago first."""
+        """Return the queues that failed less than a cool-down ago, earliest first."""
         last = {index: (at, order) for order, (at, index) in enumerate(self.failures)}
         return sorted((i for i, (at, _) in last.items() if self.now < at + COOLDOWN), key=lambda i: last[i])
 
@@ -277,7 +277,7 @@ class RotationRules(RuleBasedStateMachine):
 
     @rule(sender=st.integers(0, 2), failing=st.sets(st.integers(0, 4)))
     def send(self, sender: int, failing: set[int]) -> None:
-        """One send that goes from queue to queue until one accepts."""
+        """Make one send that tries queues until one accepts."""
         tried: list[int] = []
         while True:
             chosen = self.senders[sender].next(tried)

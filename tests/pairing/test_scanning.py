@@ -1,4 +1,4 @@
-"""Sessions that are under way in the backlog are found at the start, and released when they have left it."""
+"""Diverted sessions are found at the start, and released when they have left the backlog."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import ServiceBusClient
 from tests.pairing.twins import Events, Twins, down, eventually, operations
 
-from twinbus.broker import AZURE, DEFAULT, Fault, Kind
-from twinbus.broker.faults import Operation as At
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind
+from twinbus.emulator.faults.fault_plan import FaultPoint as At
 from twinbus.ledger.recorder import OperationKind, Outcome
-from twinbus.pairing import scanning
-from twinbus.pairing.core import Pairing
+from twinbus.pairing.backlog import session_scan as scanning
 from twinbus.pairing.events import BacklogWarning
-from twinbus.pairing.sessions import DivertedSessions
+from twinbus.pairing.pairing_state import Pairing
+from twinbus.pairing.sending.diverted_sessions import DivertedSessions
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ async def put(client: ServiceBusClient, index: int, *messages: ServiceBusMessage
 
 
 async def take(client: ServiceBusClient, index: int, count: int) -> None:
-    """Receive and delete, as the syphon would have done after it moved them."""
+    """Receive and delete messages, as the syphon does when it moves them."""
     mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
     async with client.get_queue_receiver(PATH.format(index), receive_mode=mode) as receiver:
         while count:
@@ -65,7 +65,7 @@ def sessions_of(pairing: Pairing) -> DivertedSessions:
     return pairing.diverted_sessions
 
 
-async def test_a_restarted_process_knows_what_is_still_under_way(twins: Twins, secondary: ServiceBusClient) -> None:
+async def test_restarted_process_finds_diverted_sessions(twins: Twins, secondary: ServiceBusClient) -> None:
     await put(secondary, 1, diverted("orders", "a"), diverted("Invoices", "b"), diverted("orders", None))
     pairing = twins.pairing(order="session")
     background = twins.background(pairing)
@@ -79,7 +79,7 @@ async def test_a_restarted_process_knows_what_is_still_under_way(twins: Twins, s
         await background.close()
 
 
-async def test_a_restarted_process_goes_on_where_the_newest_message_of_a_session_lies(
+async def test_restarted_process_uses_the_queue_with_the_newest_message(
     twins: Twins, secondary: ServiceBusClient
 ) -> None:
     await put(secondary, 0, diverted("orders", "a"))
@@ -116,9 +116,7 @@ async def test_a_session_is_released_when_none_of_it_is_left_in_the_backlog(
         await background.close()
 
 
-async def test_no_queue_is_looked_through_for_an_entity_that_is_failed_over(
-    twins: Twins, secondary: ServiceBusClient
-) -> None:
+async def test_queues_are_not_scanned_for_failed_over_entities(twins: Twins, secondary: ServiceBusClient) -> None:
     await put(secondary, 0, diverted("orders", "a"))
     pairing = twins.pairing(order="session")
     pairing.fail_over("orders")
@@ -136,7 +134,7 @@ async def test_no_queue_is_looked_through_for_an_entity_that_is_failed_over(
         await background.close()
 
 
-async def test_a_look_is_bounded_and_says_so(
+async def test_scan_is_bounded_and_warns(
     twins: Twins, secondary: ServiceBusClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scanning, "PAGE", 2)
@@ -151,9 +149,9 @@ async def test_a_look_is_bounded_and_says_so(
     assert "more than 4 messages" in (await events.next(BacklogWarning)).message
 
 
-async def test_a_look_without_an_answer_is_broken_off_and_leaves_no_connection(twins: Twins) -> None:
+async def test_unanswered_scan_is_cancelled_and_leaves_no_connection(twins: Twins) -> None:
     for index in range(2):
-        twins.secondary.faults.add(Fault(Kind.BLACKHOLE, entity=PATH.format(index), on=frozenset({At.MANAGEMENT})))
+        twins.secondary.faults.add(Fault(FaultKind.BLACKHOLE, entity=PATH.format(index), on=frozenset({At.MANAGEMENT})))
     pairing = twins.pairing(order="session", attempt_timeout=0.5)
     background = twins.background(pairing)
     async with asyncio.timeout(30):
@@ -163,9 +161,7 @@ async def test_a_look_without_an_answer_is_broken_off_and_leaves_no_connection(t
     await eventually(lambda: not twins.secondary.connections)
 
 
-async def test_a_backlog_that_cannot_be_asked_is_looked_through_later(
-    twins: Twins, secondary: ServiceBusClient
-) -> None:
+async def test_unreachable_backlog_is_scanned_later(twins: Twins, secondary: ServiceBusClient) -> None:
     await put(secondary, 1, diverted("orders", "a"))
     down(twins.secondary)
     pairing = twins.pairing(order="session")
@@ -175,5 +171,62 @@ async def test_a_backlog_that_cannot_be_asked_is_looked_through_later(
         assert sessions_of(pairing).count == 0
         twins.secondary.faults.clear()
         await eventually(lambda: sessions_of(pairing).queue_of("orders", "a") == 1)
+    finally:
+        await background.close()
+
+
+async def test_queue_that_cannot_be_scanned_does_not_block_other_sessions(
+    twins: Twins, secondary: ServiceBusClient
+) -> None:
+    for index in range(2):
+        await put(secondary, index, diverted("orders", str(index)))
+    pairing = twins.pairing(order="session")
+    pairing.entity("orders")
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        twins.secondary.faults.add(Fault(FaultKind.DISABLE, entity=PATH.format(0), on=frozenset({At.MANAGEMENT})))
+        for index in range(2):
+            await take(secondary, index, 1)
+        await eventually(lambda: not sessions_of(pairing).is_diverted("orders", "1"), seconds=20)
+        assert sessions_of(pairing).is_diverted("orders", "0")
+    finally:
+        await background.close()
+
+
+async def test_queue_that_is_not_found_for_a_moment_keeps_its_sessions(
+    twins: Twins, secondary: ServiceBusClient
+) -> None:
+    await put(secondary, 0, diverted("orders", "a"))
+    pairing = twins.pairing(order="session")
+    pairing.entity("orders")
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        moment = Fault(
+            FaultKind.REJECT, PATH.format(0), frozenset({At.MANAGEMENT}), condition="amqp:not-found", count=1
+        )
+        fault = twins.secondary.faults.add(moment)
+        await eventually(lambda: fault.fired == 1)
+        looks = len(operations(pairing, OperationKind.PEEK))
+        await eventually(lambda: len(operations(pairing, OperationKind.PEEK)) > looks + 1)
+        assert sessions_of(pairing).is_diverted("orders", "a")
+    finally:
+        await background.close()
+
+
+async def test_sessions_of_a_deleted_queue_are_released_after_a_second_look(
+    twins: Twins, secondary: ServiceBusClient
+) -> None:
+    await put(secondary, 0, diverted("orders", "a"))
+    pairing = twins.pairing(order="session", create_backlog=False)
+    pairing.entity("orders")
+    background = twins.background(pairing)
+    await background.start()
+    try:
+        await twins.secondary.delete(PATH.format(0))
+        looks = len(operations(pairing, OperationKind.PEEK))
+        await eventually(lambda: not sessions_of(pairing).is_diverted("orders", "a"))
+        assert len(operations(pairing, OperationKind.PEEK)) >= looks + 2
     finally:
         await background.close()

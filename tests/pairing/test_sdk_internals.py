@@ -1,4 +1,4 @@
-"""What is read of the SDK's private parts, and that nothing breaks without it."""
+"""Reading private attributes of the SDK, and working without them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.pairing.conftest import HIDDEN
 from tests.pairing.paired import Stage, text
 from tests.sdk_connection import client_options, needs_plain_text, reachable
 
-from twinbus.broker import Fault, Kind, QueueDescription
-from twinbus.broker.background import NamespaceThread
-from twinbus.broker.certificate import Certificate, server_context
-from twinbus.broker.faults import Operation
-from twinbus.pairing.errors import AttemptTimeoutError, HungCallsError, TwinbusError
-from twinbus.pairing.failover import Route
-from twinbus.pairing.parcel import Batched, Limits
+from twinbus.emulator import Fault, FaultKind, QueueDescription
+from twinbus.emulator.auth.certificate import Certificate, server_context
+from twinbus.emulator.faults.fault_plan import FaultPoint
+from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.pairing.failover.entity_failover import Route
+from twinbus.pairing.pairing_errors import AttemptTimeoutError, HungCallsError, TwinbusError
 from twinbus.pairing.sdk import deadline, internals
 from twinbus.pairing.sdk.tls import client_tls
+from twinbus.pairing.sending.parcel import Batched, Limits
 
 PATIENCE = 60.0
 LIMIT = 256 * 1024
@@ -45,13 +45,13 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceThread]:
 
 @pytest.fixture
 def frozen(bus: NamespaceThread) -> Iterator[None]:
-    bus.call(bus.namespace.faults.add, Fault(Kind.BLACKHOLE))
+    bus.call(bus.namespace.faults.add, Fault(FaultKind.BLACKHOLE))
     yield
     bus.call(bus.namespace.faults.clear)
 
 
 def ends_with_an_error(call: Any) -> tuple[threading.Thread, list[BaseException]]:
-    """Make a call in a thread; it must not end before it is cut."""
+    """Make a call in a thread that must not end before it is cut."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -87,7 +87,7 @@ def test_cutting_ends_a_send_on_an_open_link(bus: NamespaceThread) -> None:
     sender = client.get_queue_sender("orders")
     sender.send_messages(ServiceBusMessage("hello"))
     assert internals.can_cut(sender)
-    bus.call(bus.namespace.faults.add, Fault(Kind.BLACKHOLE))
+    bus.call(bus.namespace.faults.add, Fault(FaultKind.BLACKHOLE))
     thread, raised = ends_with_an_error(lambda: sender.send_messages(ServiceBusMessage("hello")))
     sock = internals.open_socket(internals.connection(sender))
     internals.cut(internals.connection(sender))
@@ -134,7 +134,7 @@ def test_the_limits_of_an_entity_are_known_once_it_is_open(bus: NamespaceThread)
         sender.close()
 
 
-def test_what_is_in_a_batch_of_the_sdks_own_is_told(bus: NamespaceThread) -> None:
+def test_messages_of_an_sdk_batch_can_be_read(bus: NamespaceThread) -> None:
     with (
         ServiceBusClient.from_connection_string(bus.connection_string, **client_options(bus.namespace)) as client,
         client.get_queue_sender("orders") as sender,
@@ -211,7 +211,7 @@ def without_internals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internals, "attribute", lambda owner, *names: None)
 
 
-def test_a_batch_of_the_sdks_own_cannot_be_diverted_and_says_so(bus: NamespaceThread, without_internals: None) -> None:
+def test_sdk_batch_with_hidden_messages_is_refused_in_failover(bus: NamespaceThread, without_internals: None) -> None:
     with (
         ServiceBusClient.from_connection_string(bus.connection_string, **client_options(bus.namespace)) as client,
         client.get_queue_sender("orders") as sender,
@@ -230,7 +230,7 @@ def test_hung_calls_are_abandoned_up_to_a_bound_and_then_refused(without_interna
     with Stage.set_up() as stage, stage.pair("sync", **options) as pair:
         sender = pair.sender()
         sender.send_messages(text())
-        pair.strike(Kind.BLACKHOLE, on=frozenset({Operation.SEND}))
+        pair.strike(FaultKind.BLACKHOLE, on=frozenset({FaultPoint.SEND}))
         for _ in range(2):
             with pytest.raises(AttemptTimeoutError):
                 sender.send_messages(text())
@@ -245,7 +245,7 @@ async def test_a_cancelled_send_is_closed_in_time_without_cutting(without_intern
     with Stage.set_up() as stage, stage.pair("aio", attempt_timeout=2.0, failover_interval=60) as pair:
         sender = pair.sender()
         sender.send_messages(text())
-        pair.strike(Kind.BLACKHOLE, on=frozenset({Operation.SEND}))
+        pair.strike(FaultKind.BLACKHOLE, on=frozenset({FaultPoint.SEND}))
         assert sender.send_messages(text()).route is Route.BACKLOG
         stage.clear()
         assert sender.send_messages(text()).route is Route.PRIMARY

@@ -1,4 +1,4 @@
-"""What each supported version of the SDK is given, and what is refused because it would be ignored."""
+"""Options for each supported SDK version, and refusal of those that it would ignore."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.sdk_connection import OLDEST
 
 from twinbus import PairedServiceBusClient
-from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.namespace import Namespace
 from twinbus.pairing.sdk import version as sdk_version
 from twinbus.pairing.sdk.version import (
     INSTALLED,
@@ -39,7 +39,7 @@ def test_a_version_is_its_first_two_numbers(text: str, expected: Version) -> Non
     assert version_of(text) == expected
 
 
-def test_what_is_no_version_is_refused() -> None:
+def test_malformed_version_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected a version such as 7\.15\.0, got 'seven'"):
         version_of("seven")
 
@@ -68,7 +68,7 @@ def test_an_option_that_would_be_ignored_is_refused(
     assert instead in text
 
 
-def test_options_that_ask_for_nothing_special_are_good_for_every_version() -> None:
+def test_default_options_are_valid_for_every_version() -> None:
     check_options({"use_tls": True, "ssl_context": None, "try_timeout": None, "retry_total": 0}, OLDEST)
 
 
@@ -88,12 +88,12 @@ def test_a_method_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize("installed", [(7, 12), (7, 13), (7, 14), (7, 15)])
-def test_plain_text_is_asked_for_where_nothing_says_whom_to_trust(installed: Version) -> None:
+def test_without_a_trusted_authority_plain_text_is_requested(installed: Version) -> None:
     assert development_address("127.0.0.1", 5673, {}, installed) == ("127.0.0.1:5673", {"use_tls": False})
     assert development_address("localhost", None, {}, installed) == ("localhost", {"use_tls": False})
 
 
-def test_plain_text_is_asked_for_where_the_sdk_can_speak_it() -> None:
+def test_plain_text_is_requested_if_the_sdk_supports_it() -> None:
     assert development_address("::1", 5673, TRUST, (7, 14)) == ("::1:5673", {"use_tls": False, **TRUST})
 
 
@@ -110,7 +110,7 @@ def test_the_port_is_dialled_over_tls() -> None:
 
 @pytest.fixture
 def oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the oldest version was installed."""
+    """Pretend that the oldest version is installed."""
     monkeypatch.setattr(sdk_version, "INSTALLED", OLDEST)
 
 
@@ -125,7 +125,7 @@ def test_a_client_in_plain_text_is_refused_where_the_sdk_cannot_speak_it() -> No
 
 
 @pytest.mark.usefixtures("oldest")
-def test_no_context_for_tls_is_made_for_an_sdk_that_would_ignore_it() -> None:
+def test_tls_context_is_not_passed_to_an_sdk_that_ignores_it() -> None:
     namespace = Namespace.from_connection_string(PLAIN, connection_verify="ca.pem")
     assert namespace.use_tls
     arguments = namespace.async_arguments()

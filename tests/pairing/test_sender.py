@@ -1,4 +1,4 @@
-"""The sender while all is well: it looks and behaves like the SDK's."""
+"""The sender in normal operation: it looks and behaves like the SDK's."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 from azure.servicebus.exceptions import MessageSizeExceededError
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
-from twinbus.broker import DEFAULT, Kind
-from twinbus.pairing.errors import EntityNotFoundError, PairedClientFaultedError
-from twinbus.pairing.failover import Route
+from twinbus.emulator import DEFAULT, FaultKind
+from twinbus.pairing.failover.entity_failover import Route
+from twinbus.pairing.pairing_errors import EntityNotFoundError, PairedClientFaultedError
 from twinbus.pairing.sending._async.sender import PairedSender as AsyncPairedSender
 from twinbus.pairing.sending._sync.sender import PairedSender
 
@@ -73,7 +73,7 @@ def test_properties_and_the_context_manager_are_those_of_the_sdks_sender(kind: s
         assert hasattr(ours, name) == hasattr(theirs, name), name
 
 
-def test_it_says_who_and_where_it_is(pair: Pair) -> None:
+def test_sender_has_identifier_and_namespace(pair: Pair) -> None:
     sender = pair.sender(client_identifier="mine")
     assert sender.entity_name == pair.path
     namespace = pair.primary.namespace
@@ -112,14 +112,14 @@ def test_every_form_of_a_message_that_the_sdk_takes_is_taken(pair: Pair) -> None
     assert [str(one) for one in pair.peek()] == ["one", "two", "three", "four", "five", "six"]
 
 
-def test_what_is_no_message_is_refused(pair: Pair) -> None:
+def test_non_message_is_refused(pair: Pair) -> None:
     sender = pair.sender()
     for nonsense in (7, [7]):
-        with pytest.raises(TypeError, match="not int"):
+        with pytest.raises(TypeError, match="got int"):
             sender.send_messages(nonsense)
 
 
-def test_nothing_to_send_is_no_operation(pair: Pair) -> None:
+def test_empty_list_sends_nothing(pair: Pair) -> None:
     sender = pair.sender()
     assert sender.send_messages([]).message_ids == ()
     assert sender.schedule_messages([], datetime.now(UTC)) == []
@@ -158,7 +158,7 @@ def test_a_missing_message_id_is_filled_in_for_one_send(pair: Pair) -> None:
 
 def test_a_message_that_failed_keeps_its_id_so_that_trying_again_sends_the_same_message(pair: Pair) -> None:
     sender, message = pair.sender(), without_id()
-    pair.strike(Kind.REJECT, condition="com.microsoft:argument-error", count=1)
+    pair.strike(FaultKind.REJECT, condition="com.microsoft:argument-error", count=1)
     with pytest.raises(azure.servicebus.exceptions.ServiceBusError):
         sender.send_messages(message)
     assert message.properties is not None
@@ -170,7 +170,7 @@ def test_a_message_that_failed_keeps_its_id_so_that_trying_again_sends_the_same_
 # ---- opening and closing ----
 
 
-def test_it_opens_when_it_is_first_used(pair: Pair) -> None:
+def test_sender_opens_on_first_use(pair: Pair) -> None:
     sender = pair.sender()
     entered = sender.__aenter__() if pair.kind == "aio" else sender.__enter__()
     assert entered is getattr(sender, "sender", sender)
@@ -216,7 +216,7 @@ def test_an_idle_link_is_kept_alive(kind: str) -> None:
 def test_a_link_that_died_while_it_was_idle_is_replaced_at_once(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
-    pair.strike(Kind.DETACH, seconds=0.05)
+    pair.strike(FaultKind.DETACH, seconds=0.05)
     pair.stage.wait_until(lambda: pair.links == 0)
     assert sender.send_messages(text()).route is Route.PRIMARY
     assert (pair.received, pair.links, pair.events) == (2, 1, [])
@@ -238,14 +238,14 @@ def test_an_unknown_keyword_is_a_warning_as_with_the_sdk(pair: Pair) -> None:
         pair.sender().send_messages(text(), colour="blue")
 
 
-def test_an_error_that_is_no_outage_goes_to_the_caller_and_nothing_is_diverted(pair: Pair) -> None:
+def test_non_availability_error_reaches_the_caller_and_nothing_is_diverted(pair: Pair) -> None:
     with pytest.raises(EntityNotFoundError, match="no-such-queue"):
         pair.sender("no-such-queue").send_messages(text())
     sender = pair.sender()
     for kind, fields in (
-        (Kind.REJECT, {"condition": "com.microsoft:argument-error"}),
-        (Kind.REJECT, {"condition": "amqp:unauthorized-access"}),
-        (Kind.FILL, {}),
+        (FaultKind.REJECT, {"condition": "com.microsoft:argument-error"}),
+        (FaultKind.REJECT, {"condition": "amqp:unauthorized-access"}),
+        (FaultKind.FILL, {}),
     ):
         fault = pair.strike(kind, count=1, **fields)
         with pytest.raises(azure.servicebus.exceptions.ServiceBusError):

@@ -1,4 +1,4 @@
-"""Which backlog queue a sender uses, what makes it use another one, and what it reports."""
+"""Which backlog queue a sender uses, when it changes, and what it reports."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from azure.servicebus.exceptions import (
 )
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
-from twinbus.broker import Kind, Operation
+from twinbus.emulator import FaultKind, FaultPoint
 from twinbus.ledger.recorder import MemoryRecorder, NamespaceRole, OperationKind, Outcome
 from twinbus.ledger.recorder import Stage as Step
-from twinbus.pairing.errors import BacklogUnavailableError
+from twinbus.pairing.backlog.rotation import session_sequence
 from twinbus.pairing.events import BacklogQueueRetired, Diverted
-from twinbus.pairing.failover import Route
-from twinbus.pairing.rotation import session_sequence
+from twinbus.pairing.failover.entity_failover import Route
+from twinbus.pairing.pairing_errors import BacklogUnavailableError
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def pair(stage: Stage, kind: str) -> Iterator[Pair]:
 
 
 def used(pair: Pair) -> int:
-    """The index of the only backlog queue that was used."""
+    """Return the index of the only backlog queue that was used."""
     (index,) = [index for index, count in enumerate(pair.stored) if count]
     return index
 
@@ -75,7 +75,7 @@ def test_a_diverted_message_carries_its_destination(pair: Pair) -> None:
     assert (str(message), message.session_id) == ("for later", None)
 
 
-def test_every_diverted_send_is_told(pair: Pair) -> None:
+def test_every_diverted_send_is_an_event(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
     sender.send_messages([text(), text(), text()])
@@ -89,16 +89,16 @@ def test_every_diverted_send_is_told(pair: Pair) -> None:
 # ---- queues that fail ----
 
 
-@pytest.mark.parametrize("failure", [Kind.FILL, Kind.REFUSE], ids=["full", "out of reach"])
-def test_a_queue_that_fails_leaves_the_rotation_and_every_sender_learns_of_it(pair: Pair, failure: Kind) -> None:
+@pytest.mark.parametrize("failure", [FaultKind.FILL, FaultKind.REFUSE], ids=["full", "out of reach"])
+def test_a_queue_that_fails_leaves_the_rotation_and_every_sender_learns_of_it(pair: Pair, failure: FaultKind) -> None:
     senders = [pair.sender() for _ in range(2)]
     first = senders[0].send_messages(text())
     failed = used(pair)
-    if failure is Kind.FILL:
-        fault = pair.strike_queue(failed, Kind.FILL)
+    if failure is FaultKind.FILL:
+        fault = pair.strike_queue(failed, FaultKind.FILL)
     else:
-        pair.strike_queue(failed, Kind.RESET, on=frozenset({Operation.SEND}), count=1)
-        fault = pair.strike_queue(failed, Kind.REFUSE)
+        pair.strike_queue(failed, FaultKind.RESET, on=frozenset({FaultPoint.SEND}), count=1)
+        fault = pair.strike_queue(failed, FaultKind.REFUSE)
     receipt = senders[0].send_messages(text())
     assert (receipt.route, receipt.queue == first.queue) == (Route.BACKLOG, False)
     (retired,) = pair.events.all(BacklogQueueRetired)
@@ -113,7 +113,7 @@ def test_an_error_caused_by_the_message_goes_to_the_caller_and_the_queue_stays(p
     sender = pair.sender()
     sender.send_messages(text())
     index = used(pair)
-    pair.strike_queue(index, Kind.REJECT, condition="com.microsoft:argument-error", count=1)
+    pair.strike_queue(index, FaultKind.REJECT, condition="com.microsoft:argument-error", count=1)
     with pytest.raises(ServiceBusError, match="argument-error"):
         sender.send_messages(text())
     assert pair.pairing.retired_queues() == {}
@@ -121,13 +121,13 @@ def test_an_error_caused_by_the_message_goes_to_the_caller_and_the_queue_stays(p
     assert (used(pair), sum(pair.stored)) == (index, 2)
 
 
-def test_if_no_queue_takes_it_both_causes_are_told_and_nothing_is_silently_accepted(stage: Stage, kind: str) -> None:
+def test_if_no_queue_accepts_the_error_has_both_causes(stage: Stage, kind: str) -> None:
     with stage.pair(kind) as pair:
         sender = pair.sender()
         pair.take_down()
         for index in range(2):
-            pair.strike_queue(index, Kind.FILL)
-        pair.strike_queue(2, Kind.REFUSE)
+            pair.strike_queue(index, FaultKind.FILL)
+        pair.strike_queue(2, FaultKind.REFUSE)
         with pytest.raises(BacklogUnavailableError) as raised:
             sender.send_messages(text())
         error = raised.value
@@ -136,13 +136,13 @@ def test_if_no_queue_takes_it_both_causes_are_told_and_nothing_is_silently_accep
         assert set(error.backlog_errors) == {pair.pairing.queue_path(index) for index in range(3)}
         assert (error.entity, pair.received, pair.stored) == (pair.path, 0, [0, 0, 0])
         # All are retired; the one retired longest ago is tried before giving up, and takes it.
-        stage.standby.call(stage.standby.namespace.faults.clear)
+        stage.secondary.call(stage.secondary.namespace.faults.clear)
         assert sender.send_messages(text()).route is Route.BACKLOG
         stage.clear()
 
 
 def test_a_forced_failover_without_a_backlog_has_no_error_of_the_primary(pair: Pair) -> None:
-    pair.take_down(pair.standby)
+    pair.take_down(pair.secondary)
     with pytest.raises(BacklogUnavailableError, match="failed over by hand") as raised:
         pair.sender().send_messages(text())
     assert raised.value.primary_error is None
@@ -151,10 +151,10 @@ def test_a_forced_failover_without_a_backlog_has_no_error_of_the_primary(pair: P
 def test_a_busy_backlog_queue_is_tried_again_and_stays(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
-    busy = pair.strike_queue(used(pair), Kind.THROTTLE, count=1)
+    busy = pair.strike_queue(used(pair), FaultKind.THROTTLE, count=1)
     assert sender.send_messages(text()).attempts == 2
     assert (busy.fired, sum(pair.stored), pair.pairing.retired_queues()) == (1, 2, {})
-    pair.strike_queue(used(pair), Kind.THROTTLE)
+    pair.strike_queue(used(pair), FaultKind.THROTTLE)
     with pytest.raises(ServiceBusServerBusyError):
         sender.send_messages(text(), timeout=0.4)
 
@@ -193,13 +193,13 @@ def test_with_order_session_a_diverted_session_follows_its_messages_also_when_th
         assert (pair.received, sum(pair.stored)) == (3, 4)
 
 
-def test_with_order_session_a_session_is_rather_refused_than_put_into_another_queue(stage: Stage, kind: str) -> None:
+def test_with_order_session_send_fails_rather_than_change_the_queue(stage: Stage, kind: str) -> None:
     with stage.pair(kind, order="session") as pair:
         pair.pairing.fail_over(pair.path)
         sender = pair.sender()
         sender.send_messages(text(session_id="a"))
         full = used(pair)
-        pair.strike_queue(full, Kind.FILL)
+        pair.strike_queue(full, FaultKind.FILL)
         with pytest.raises(BacklogUnavailableError):
             sender.send_messages(text(session_id="a"))
         assert sum(pair.stored) == 1
@@ -215,28 +215,28 @@ def test_with_order_session_a_session_whose_message_no_queue_has_taken_may_go_to
         sender = pair.sender()
         sequence = list(session_sequence(pair.path, "a", 3))
         for index in sequence:
-            pair.strike_queue(index, Kind.FILL)
+            pair.strike_queue(index, FaultKind.FILL)
         with pytest.raises(BacklogUnavailableError):
             sender.send_messages(text(session_id="a"))
         stage.clear()
-        pair.strike_queue(sequence[-1], Kind.FILL)  # the one that was tried last
+        pair.strike_queue(sequence[-1], FaultKind.FILL)  # the one that was tried last
         assert sender.send_messages(text(session_id="a")).queue == pair.pairing.queue_path(sequence[0])
         stage.clear()
 
 
 @pytest.mark.parametrize("is_accepted", [True, False])
-def test_with_order_session_one_that_failed_waits_for_another_that_is_on_its_way_to_the_same_queue(
+def test_with_order_session_failed_call_waits_for_another_in_flight_to_the_same_queue(
     stage: Stage, kind: str, is_accepted: bool
 ) -> None:
     with stage.pair(kind, order="session", attempt_timeout=2) as pair, ThreadPoolExecutor(2) as pool:
         pair.pairing.fail_over(pair.path)
         one, other = pair.sender(), pair.sender()
         first, second, _ = session_sequence(pair.path, "a", 3)
-        on_send, trouble = frozenset({Operation.SEND}), Kind.SLOW if is_accepted else Kind.BLACKHOLE
+        on_send, trouble = frozenset({FaultPoint.SEND}), FaultKind.SLOW if is_accepted else FaultKind.BLACKHOLE
         on_its_way = pair.strike_queue(first, trouble, on=on_send, count=1, delay=1.0 if is_accepted else 0.0)
         slow = pool.submit(one.send_messages, text(session_id="a"))
         stage.wait_until(lambda: on_its_way.fired)
-        pair.strike_queue(first, Kind.REJECT, on=on_send, condition="amqp:resource-limit-exceeded")
+        pair.strike_queue(first, FaultKind.REJECT, on=on_send, condition="amqp:resource-limit-exceeded")
         quick = pool.submit(other.send_messages, text(session_id="a"))
         if is_accepted:
             assert slow.result().queue == pair.pairing.queue_path(first)
@@ -247,7 +247,7 @@ def test_with_order_session_one_that_failed_waits_for_another_that_is_on_its_way
         stage.clear()
 
 
-def test_with_order_session_one_call_is_about_one_session(stage: Stage, kind: str) -> None:
+def test_with_order_session_one_call_has_one_session(stage: Stage, kind: str) -> None:
     with stage.pair(kind, order="session") as pair:
         with pytest.raises(ValueError, match="must have the same session_id"):
             pair.sender().send_messages([text(session_id="a"), text(session_id="b")])
@@ -263,7 +263,7 @@ def test_every_attempt_at_a_broker_is_recorded_and_those_done_equal_the_brokers_
         sender = pair.sender()
         sender.send_messages(text("direct", message_id="1"))
         sender.send_messages([text(message_id="2"), text(message_id="3")])
-        pair.strike(Kind.REJECT, on=frozenset({Operation.SEND}), count=2)
+        pair.strike(FaultKind.REJECT, on=frozenset({FaultPoint.SEND}), count=2)
         assert sender.send_messages(text(message_id="4")).route is Route.BACKLOG
         rows = recorder.operations
     done = [(row.message_id, row.namespace, row.stage) for row in rows if row.outcome is Outcome.DONE]

@@ -1,4 +1,4 @@
-"""Batches, large messages and scheduling, with the primary and without."""
+"""Batches, large messages and scheduling, with and without the primary."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusErro
 from tests.pairing.conftest import HIDDEN
 from tests.pairing.paired import KINDS, QUEUES, Pair, Stage, text
 
-from twinbus.broker import Kind, Operation
+from twinbus.emulator import FaultKind, FaultPoint
+from twinbus.envelope.wrapping import encoded_size
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind
-from twinbus.pairing.envelope import encoded_size
-from twinbus.pairing.errors import (
+from twinbus.pairing.events import Diverted, Event, FailedOver, OversizeWarning
+from twinbus.pairing.failover.entity_failover import Route
+from twinbus.pairing.pairing_errors import (
     AttemptTimeoutError,
     BacklogUnavailableError,
     EntityFailedOverError,
@@ -24,8 +26,6 @@ from twinbus.pairing.errors import (
     ScheduledInBacklogError,
     TwinbusError,
 )
-from twinbus.pairing.events import Diverted, Event, FailedOver, OversizeWarning
-from twinbus.pairing.failover import Route
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def pair(stage: Stage, kind: str) -> Iterator[Pair]:
 
 
 def filled(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> int:
-    """Add a message until there is no more room; how many there are now."""
+    """Fill a batch with copies of a message; return how many fit."""
     while True:
         try:
             batch.add_message(message)
@@ -90,7 +90,7 @@ def test_the_messages_of_a_diverted_batch_are_in_order(pair: Pair) -> None:
     assert bodies(pair.peek(pair.stored.index(40))) == [str(number) for number in range(40)]
 
 
-def test_a_batch_holds_what_the_messages_were_when_they_were_added(pair: Pair) -> None:
+def test_batch_keeps_messages_as_they_were_when_added(pair: Pair) -> None:
     sender = pair.sender()
     batch, message = sender.create_message_batch(), text("the same object", application_properties={"number": 0})
     for number in range(3):
@@ -156,7 +156,7 @@ def strike_after_first_part(pair: Pair, *indexes: int) -> None:
         if isinstance(event, Diverted):
             stop()
             for index in indexes or range(QUEUES):
-                pair.strike_queue(index, Kind.REJECT, on=frozenset({Operation.SEND}))
+                pair.strike_queue(index, FaultKind.REJECT, on=frozenset({FaultPoint.SEND}))
 
     stop = pair.pairing.events.subscribe(strike)
 
@@ -204,7 +204,7 @@ def test_the_parts_of_a_split_batch_are_recorded_each_once(stage: Stage, kind: s
     assert set(attempts) == {1, 2}
 
 
-def test_a_split_list_that_is_stored_in_part_is_an_error_that_says_which_part(pair: Pair) -> None:
+def test_partly_stored_list_is_an_error_with_accepted_ids(pair: Pair) -> None:
     sender = pair.sender()
     pair.pairing.fail_over(pair.path)
     messages = [text("x" * 60_000, message_id=str(number)) for number in range(4)]
@@ -217,7 +217,7 @@ def test_a_split_list_that_is_stored_in_part_is_an_error_that_says_which_part(pa
     assert sum(pair.stored) == 4
 
 
-def test_a_part_that_one_queue_does_not_take_goes_to_another(pair: Pair) -> None:
+def test_part_refused_by_one_queue_goes_to_another(pair: Pair) -> None:
     sender = pair.sender()
     pair.pairing.fail_over(pair.path)
     sender.send_messages(text())
@@ -244,7 +244,7 @@ def two_close_to_the_limit() -> list[ServiceBusMessage]:
     return [text("x" * (LIMIT // 2 - encoded_size(text()) - 25)) for _ in range(2)]
 
 
-def test_a_message_that_would_not_fit_the_backlog_is_sent_while_all_is_well_with_one_warning_per_entity(
+def test_oversize_message_is_sent_while_healthy_with_one_warning_per_entity(
     pair: Pair,
 ) -> None:
     one, other = pair.sender(), pair.sender()
@@ -276,7 +276,7 @@ def test_a_list_that_the_primary_would_refuse_is_refused_in_failover_too(pair: P
     assert pair.stored == [0, 0, 0]
 
 
-def test_in_failover_it_is_an_error_that_tells_size_limit_and_overhead(pair: Pair) -> None:
+def test_in_failover_oversize_error_has_size_limit_and_overhead(pair: Pair) -> None:
     sender = pair.sender()
     pair.pairing.fail_over(pair.path)
     for too_large in (close_to_the_limit(), [text(), close_to_the_limit()]):
@@ -288,7 +288,7 @@ def test_in_failover_it_is_an_error_that_tells_size_limit_and_overhead(pair: Pai
     assert (pair.stored, pair.pairing.retired_queues()) == ([0, 0, 0], {})
 
 
-def test_with_refuse_oversize_it_is_refused_while_all_is_well(stage: Stage, kind: str) -> None:
+def test_with_refuse_oversize_oversize_is_refused_while_healthy(stage: Stage, kind: str) -> None:
     with stage.pair(kind, refuse_oversize=True) as pair:
         sender = pair.sender()
         with pytest.raises(EnvelopeTooLargeError):
@@ -367,7 +367,7 @@ def test_in_failover_a_cancel_does_not_reach_the_primary(pair: Pair) -> None:
 def test_a_cancel_on_an_open_link_says_nothing_about_failover(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
-    pair.strike(Kind.DROP_ACK, on=frozenset({Operation.MANAGEMENT}))
+    pair.strike(FaultKind.DROP_ACK, on=frozenset({FaultPoint.MANAGEMENT}))
     with pytest.raises(AttemptTimeoutError):
         sender.cancel_scheduled_messages(1, timeout=1)
     assert pair.events == []
@@ -384,7 +384,7 @@ def test_a_cancel_that_cannot_open_a_link_is_evidence_like_a_send(pair: Pair) ->
 def test_a_cancel_on_a_stale_link_is_done_on_a_fresh_one(pair: Pair) -> None:
     sender = pair.sender()
     (number,) = sender.schedule_messages(text(), in_an_hour())
-    pair.strike(Kind.RESET, on=frozenset({Operation.MANAGEMENT}), count=1)
+    pair.strike(FaultKind.RESET, on=frozenset({FaultPoint.MANAGEMENT}), count=1)
     sender.cancel_scheduled_messages(number)
     assert pair.peek() == []
 

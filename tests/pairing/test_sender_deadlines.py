@@ -1,4 +1,4 @@
-"""A peer that says nothing, the caller's time, and calls that are cancelled."""
+"""Silent peers, callers' timeouts, and cancelled calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from tests.pairing.conftest import HIDDEN
 from tests.pairing.paired import KINDS, PATIENCE, Pair, Stage, text
 
-from twinbus.broker import Kind, Operation
-from twinbus.pairing.errors import AttemptTimeoutError, BacklogUnavailableError
+from twinbus.emulator import FaultKind, FaultPoint
 from twinbus.pairing.events import Diverted, FailedOver
-from twinbus.pairing.failover import Route
+from twinbus.pairing.failover.entity_failover import Route
+from twinbus.pairing.pairing_errors import AttemptTimeoutError, BacklogUnavailableError
 from twinbus.pairing.sdk.tls import client_tls
 from twinbus.pairing.sending._sync.watchdog import watchdog
 
@@ -49,7 +49,7 @@ def pair(stage: Stage, kind: str) -> Iterator[Pair]:
 
 
 def own_threads() -> list[str]:
-    """Threads of senders, which have to end with them."""
+    """Return the threads of senders, which must end with them."""
     names = ("twinbus-opening", "twinbus-keep-alive", "twinbus-watchdog")
     return [thread.name for thread in threading.enumerate() if thread.name in names]
 
@@ -83,16 +83,16 @@ def test_an_open_link_into_a_black_hole_is_given_up_after_the_attempt_timeout(
     assert (receipt.route, sum(pair.stored)) == (Route.BACKLOG, 1)
 
 
-@pytest.mark.parametrize("where", [Operation.TOKEN, Operation.ATTACH, Operation.SEND])
-def test_it_does_not_matter_where_the_silence_begins(pair: Pair, where: Operation) -> None:
+@pytest.mark.parametrize("where", [FaultPoint.TOKEN, FaultPoint.ATTACH, FaultPoint.SEND])
+def test_silence_at_any_stage_times_out(pair: Pair, where: FaultPoint) -> None:
     sender = pair.sender()
-    pair.strike(Kind.BLACKHOLE, on=frozenset({where}))
+    pair.strike(FaultKind.BLACKHOLE, on=frozenset({where}))
     started = time.monotonic()
     assert sender.send_messages(text()).route is Route.BACKLOG
     assert time.monotonic() - started < 2 * ATTEMPT
 
 
-def test_an_opening_that_was_given_up_never_sends_later_and_leaves_nothing_behind(pair: Pair) -> None:
+def test_abandoned_opening_never_sends_and_leaves_nothing_open(pair: Pair) -> None:
     if HIDDEN:
         pytest.skip("the SDK leaves the connection of a hung opening open, and only its private parts lead there")
     sender = pair.sender()
@@ -145,10 +145,10 @@ def test_the_callers_timeout_covers_everything_and_leaves_time_for_the_backlog(s
         stage.clear()
 
 
-def test_if_nobody_answers_the_callers_time_is_kept_and_both_causes_are_told(stage: Stage, kind: str) -> None:
+def test_unanswered_send_keeps_the_timeout_and_has_both_causes(stage: Stage, kind: str) -> None:
     with stage.pair(kind, attempt_timeout=60) as pair:
         pair.freeze()
-        pair.freeze(pair.standby)
+        pair.freeze(pair.secondary)
         started = time.monotonic()
         with pytest.raises(BacklogUnavailableError) as raised:
             pair.sender().send_messages(text(), timeout=1)
@@ -162,14 +162,14 @@ def test_if_nobody_answers_the_callers_time_is_kept_and_both_causes_are_told(sta
 def test_a_schedule_into_a_black_hole_is_given_up_too(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
-    pair.strike(Kind.BLACKHOLE, on=frozenset({Operation.MANAGEMENT}))
+    pair.strike(FaultKind.BLACKHOLE, on=frozenset({FaultPoint.MANAGEMENT}))
     started = time.monotonic()
     (number,) = sender.schedule_messages(text(), datetime.now(UTC) + timedelta(hours=1))
     assert (number < 0, sum(pair.stored)) == (True, 1)
     assert time.monotonic() - started < 2 * ATTEMPT
 
 
-def test_those_who_wait_for_their_turn_get_through_the_outage_as_well(pair: Pair) -> None:
+def test_waiting_callers_are_diverted_in_an_outage(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
     pair.freeze()

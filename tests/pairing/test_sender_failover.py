@@ -1,4 +1,4 @@
-"""When the sender leaves the primary, when it stays, and what reaches the primary after that."""
+"""When a sender leaves the primary, and what still reaches the primary then."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusError, ServiceBusServerBusyError
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
-from twinbus.broker import AZURE, Fault, Kind, Operation
+from twinbus.emulator import AZURE, Fault, FaultKind, FaultPoint
 from twinbus.pairing.events import Diverted, FailedOver, Suspected, SuspicionCleared
-from twinbus.pairing.failover import FailedOver as FailedOverState
-from twinbus.pairing.failover import Healthy, Route, Suspect
-from twinbus.pairing.policy import FailoverPolicy, cause_of
-from twinbus.pairing.sending import budget as deadlines
+from twinbus.pairing.failover.entity_failover import FailedOver as FailedOverState
+from twinbus.pairing.failover.entity_failover import Healthy, Route, Suspect
+from twinbus.pairing.failover.error_classification import FailoverPolicy, cause_of
+from twinbus.pairing.sending import call_budget as deadlines
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ IDLE = 1.5  # longer than the SDK takes to open a link, on a busy machine too
 
 
 class SettableClock:
-    """A clock that a test moves on."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -69,13 +69,13 @@ def test_the_first_send_while_connections_are_refused_is_soon_in_the_backlog(pai
     assert [type(one) for one in pair.events] == [FailedOver, Diverted]
 
 
-def test_a_warm_standby_link_is_used_and_no_other_is_opened(pair: Pair) -> None:
+def test_warm_backlog_link_is_used_and_no_other_is_opened(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
     sender.open_standby()
     pair.take_down()
-    attached = Fault(Kind.SLOW, on=frozenset({Operation.ATTACH}), delay=1e-6)  # counts
-    attaches = pair.standby.call(pair.standby.namespace.faults.add, attached)
+    attached = Fault(FaultKind.SLOW, on=frozenset({FaultPoint.ATTACH}), delay=1e-6)  # counts
+    attaches = pair.secondary.call(pair.secondary.namespace.faults.add, attached)
     started = time.monotonic()
     assert sender.send_messages(text()).route is Route.BACKLOG
     assert time.monotonic() - started < 5
@@ -89,7 +89,7 @@ def test_after_failover_nothing_reaches_the_primary_from_any_sender(pair: Pair) 
     with pair.stage.pair("sync") as other:
         bystander = other.sender()
         bystander.send_messages(text())
-        refusal = pair.strike(Kind.REJECT, on=frozenset({Operation.ATTACH, Operation.TOKEN}))
+        refusal = pair.strike(FaultKind.REJECT, on=frozenset({FaultPoint.ATTACH, FaultPoint.TOKEN}))
         assert first.send_messages(text()).route is Route.BACKLOG
         assert isinstance(state(pair), FailedOverState)
         pair.bring_back()
@@ -164,24 +164,24 @@ def test_with_while_suspect_raise_the_failure_goes_to_the_caller_and_nothing_is_
         stage.clear()
 
 
-def test_with_while_suspect_raise_a_failure_opens_the_standby_link_without_being_asked(stage: Stage, kind: str) -> None:
+def test_with_while_suspect_raise_a_failure_opens_the_backlog_link_without_being_asked(stage: Stage, kind: str) -> None:
     with stage.pair(kind, failover_interval=60, while_suspect="raise") as pair:
         sender = pair.sender()
         pair.take_down()
         with pytest.raises(ServiceBusConnectionError):
             sender.send_messages(text())
-        stage.wait_until(lambda: standby_links(pair) == 1)
+        stage.wait_until(lambda: backlog_links(pair) == 1)
         pair.pairing.fail_over(pair.path)
         assert sender.send_messages(text()).route is Route.BACKLOG
-        assert standby_links(pair) == 1  # the one that was there
+        assert backlog_links(pair) == 1  # the one that was there
         stage.clear()
 
 
-def test_closing_ends_a_standby_link_that_is_just_being_opened(stage: Stage, kind: str) -> None:
+def test_closing_ends_a_backlog_link_that_is_just_being_opened(stage: Stage, kind: str) -> None:
     with stage.pair(kind, failover_interval=60, while_suspect="raise", attempt_timeout=2) as pair:
         sender = pair.sender()
         pair.take_down()
-        pair.freeze(pair.standby)
+        pair.freeze(pair.secondary)
         with pytest.raises(ServiceBusConnectionError):
             sender.send_messages(text())
         sender.close()
@@ -192,13 +192,13 @@ def test_closing_ends_a_standby_link_that_is_just_being_opened(stage: Stage, kin
             stage.wait_until(
                 lambda: not {"twinbus-aside", "twinbus-opening"} & {one.name for one in threading.enumerate()}
             )
-        assert standby_links(pair) == 0
+        assert backlog_links(pair) == 0
 
 
-def standby_links(pair: Pair) -> int:
-    """How many links lead to the backlog queues of a pairing now."""
-    namespace = pair.standby.namespace
-    return pair.standby.call(lambda: sum(pair.name in one.node.path for one in namespace.entity_links()))
+def backlog_links(pair: Pair) -> int:
+    """Return the number of links to the backlog queues of a pairing."""
+    namespace = pair.secondary.namespace
+    return pair.secondary.call(lambda: sum(pair.name in one.node.path for one in namespace.entity_links()))
 
 
 def test_with_an_interval_of_0_the_very_first_failure_fails_over_also_with_raise(stage: Stage, kind: str) -> None:
@@ -236,10 +236,10 @@ def test_a_successful_send_to_the_primary_resets_the_timer(stage: Stage, kind: s
 # ---- links that were already open ----
 
 
-def test_a_failure_on_an_open_link_is_no_verdict(pair: Pair) -> None:
+def test_failure_on_an_open_link_is_retried_on_a_fresh_one(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
-    cut = pair.strike(Kind.RESET, on=frozenset({Operation.SEND}), count=1)
+    cut = pair.strike(FaultKind.RESET, on=frozenset({FaultPoint.SEND}), count=1)
     receipt = sender.send_messages(text(message_id="the same"))
     assert cut.fired == 1
     assert (receipt.route, receipt.attempts, pair.received) == (Route.PRIMARY, 1, 2)
@@ -249,7 +249,7 @@ def test_a_failure_on_an_open_link_is_no_verdict(pair: Pair) -> None:
 def test_the_same_message_id_is_sent_again_on_the_fresh_link(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text(message_id="before"))
-    pair.strike(Kind.DROP_ACK, count=1, then_reset=True)
+    pair.strike(FaultKind.DROP_ACK, count=1, then_reset=True)
     sender.send_messages(text(message_id="twice"))
     assert [one.message_id for one in pair.peek()] == ["before", "twice", "twice"]
 
@@ -257,7 +257,7 @@ def test_the_same_message_id_is_sent_again_on_the_fresh_link(pair: Pair) -> None
 def test_only_the_failure_on_the_fresh_link_counts(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
-    pair.strike(Kind.REJECT, on=frozenset({Operation.SEND}))
+    pair.strike(FaultKind.REJECT, on=frozenset({FaultPoint.SEND}))
     assert sender.send_messages(text()).route is Route.BACKLOG
     assert len(pair.events.all(FailedOver)) == 1
     (diverted,) = pair.events.all(Diverted)
@@ -276,12 +276,12 @@ def test_a_sender_that_slept_past_the_idle_detach_neither_fails_over_nor_diverts
         assert (receipt.route, pair.received, pair.stored, pair.events) == (Route.PRIMARY, 2, [0, 0, 0], [])
 
 
-def test_a_standby_link_that_went_stale_is_no_reason_to_retire_its_queue(pair: Pair) -> None:
+def test_stale_backlog_link_does_not_retire_its_queue(pair: Pair) -> None:
     sender = pair.sender()
     pair.pairing.fail_over(pair.path)
     first = sender.send_messages(text())
     index = pair.stored.index(1)
-    cut = pair.strike_queue(index, Kind.RESET, on=frozenset({Operation.SEND}), count=1)
+    cut = pair.strike_queue(index, FaultKind.RESET, on=frozenset({FaultPoint.SEND}), count=1)
     assert sender.send_messages(text()).queue == first.queue
     assert (cut.fired, pair.stored[index], pair.pairing.retired_queues()) == (1, 2, {})
 
@@ -294,8 +294,8 @@ def test_a_fresh_link_is_not_even_made_if_the_entity_has_failed_over_meanwhile(s
     with stage.pair(kind, policy=FailoverPolicy(fails_over_first)) as pair:
         sender = pair.sender()
         sender.send_messages(text())
-        pair.strike(Kind.RESET, on=frozenset({Operation.SEND}), count=1)
-        attaches = pair.strike(Kind.SLOW, on=frozenset({Operation.ATTACH}), delay=0.01)
+        pair.strike(FaultKind.RESET, on=frozenset({FaultPoint.SEND}), count=1)
+        attaches = pair.strike(FaultKind.SLOW, on=frozenset({FaultPoint.ATTACH}), delay=0.01)
         assert sender.send_messages(text()).route is Route.BACKLOG
         assert (pair.received, attaches.fired) == (1, 0)
 
@@ -303,10 +303,10 @@ def test_a_fresh_link_is_not_even_made_if_the_entity_has_failed_over_meanwhile(s
 # ---- what counts ----
 
 
-def test_an_own_policy_decides_what_counts(stage: Stage, kind: str) -> None:
+def test_custom_policy_decides_what_counts(stage: Stage, kind: str) -> None:
     policy = FailoverPolicy(lambda error: isinstance(error, ServiceBusError) and "full" in str(cause_of(error)))
     with stage.pair(kind, policy=FailoverPolicy.documented()) as pair:
-        pair.strike(Kind.FILL)
+        pair.strike(FaultKind.FILL)
         assert pair.sender().send_messages(text()).route is Route.BACKLOG
     with stage.pair(kind, policy=policy) as pair:
         pair.take_down()
@@ -316,9 +316,9 @@ def test_an_own_policy_decides_what_counts(stage: Stage, kind: str) -> None:
         stage.clear()
 
 
-def test_a_busy_service_is_tried_again_and_is_no_outage(pair: Pair) -> None:
+def test_busy_service_is_retried_and_is_not_an_outage(pair: Pair) -> None:
     sender = pair.sender()
-    busy = pair.strike(Kind.THROTTLE, count=2)
+    busy = pair.strike(FaultKind.THROTTLE, count=2)
     receipt = sender.send_messages(text())
     assert (receipt.route, receipt.attempts, busy.fired) == (Route.PRIMARY, 3, 2)
     assert (pair.received, pair.stored, pair.events) == (1, [0, 0, 0], [])
@@ -327,7 +327,7 @@ def test_a_busy_service_is_tried_again_and_is_no_outage(pair: Pair) -> None:
 def test_a_service_that_stays_busy_is_reported_within_the_callers_time(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
-    pair.strike(Kind.THROTTLE)
+    pair.strike(FaultKind.THROTTLE)
     started = time.monotonic()
     with pytest.raises(ServiceBusServerBusyError):
         sender.send_messages(text(), timeout=1.5)
@@ -335,12 +335,12 @@ def test_a_service_that_stays_busy_is_reported_within_the_callers_time(pair: Pai
     assert (pair.received, pair.stored, pair.events) == (1, [0, 0, 0], [])
 
 
-def test_somebody_with_all_the_time_in_the_world_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_without_a_timeout_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(deadlines, "LONGEST_PAUSE", 0.002)
     with Stage.set_up() as stage, stage.pair("sync") as pair:
         sender = pair.sender()
-        busy = pair.strike(Kind.THROTTLE)
+        busy = pair.strike(FaultKind.THROTTLE)
         with pytest.raises(ServiceBusServerBusyError):
             sender.send_messages(text())
         assert busy.fired == deadlines.MAX_PAUSES + 1

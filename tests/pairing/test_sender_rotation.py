@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from tests.pairing.paired import KINDS, Pair, Stage, text
 
-from twinbus.broker import Kind, Operation, QueueDescription
-from twinbus.pairing.errors import AttemptTimeoutError, BacklogUnavailableError
+from twinbus.emulator import FaultKind, FaultPoint, QueueDescription
 from twinbus.pairing.events import BacklogQueueRetired
-from twinbus.pairing.failover import Route
+from twinbus.pairing.failover.entity_failover import Route
+from twinbus.pairing.pairing_errors import AttemptTimeoutError, BacklogUnavailableError
 
 TIMEOUT = 3.0
 
@@ -37,28 +37,31 @@ def pair(stage: Stage, kind: str) -> Iterator[Pair]:
 
 
 def set_status(pair: Pair, index: int, status: str) -> None:
-    namespace, path = pair.standby.namespace, pair.pairing.queue_path(index)
+    namespace, path = pair.secondary.namespace, pair.pairing.queue_path(index)
     found = namespace.find(path)
     assert found is not None
     description = found.description
     assert isinstance(description, QueueDescription)
-    pair.standby.run(namespace.update(replace(description, status=status)))
+    pair.secondary.run(namespace.update(replace(description, status=status)))
 
 
 def delete(pair: Pair, index: int) -> None:
-    pair.standby.run(pair.standby.namespace.delete(pair.pairing.queue_path(index)))
+    pair.secondary.run(pair.secondary.namespace.delete(pair.pairing.queue_path(index)))
 
 
 # What can be wrong with a queue, and what the SDK makes of it when a link is open and when it is not.
 TROUBLES: dict[str, Callable[[Pair, int], object]] = {
-    "unreachable": lambda pair, index: [pair.strike_queue(index, kind) for kind in (Kind.REFUSE, Kind.RESET)],
-    "silent": lambda pair, index: pair.strike_queue(index, Kind.BLACKHOLE),
-    "full": lambda pair, index: pair.strike_queue(index, Kind.FILL),
+    "unreachable": lambda pair, index: [pair.strike_queue(index, kind) for kind in (FaultKind.REFUSE, FaultKind.RESET)],
+    "silent": lambda pair, index: pair.strike_queue(index, FaultKind.BLACKHOLE),
+    "full": lambda pair, index: pair.strike_queue(index, FaultKind.FILL),
     "disabled": lambda pair, index: set_status(pair, index, "Disabled"),
     "send-disabled": lambda pair, index: set_status(pair, index, "SendDisabled"),
     "deleted": delete,
     "forbidden": lambda pair, index: pair.strike_queue(
-        index, Kind.REJECT, condition="amqp:unauthorized-access", on=frozenset({Operation.ATTACH, Operation.SEND})
+        index,
+        FaultKind.REJECT,
+        condition="amqp:unauthorized-access",
+        on=frozenset({FaultPoint.ATTACH, FaultPoint.SEND}),
     ),
 }
 
@@ -110,8 +113,8 @@ def test_with_order_session_a_queue_that_refuses_is_skipped_for_a_new_session(
         stage.clear()
 
 
-def test_when_no_queue_is_left_every_cause_is_told(pair: Pair) -> None:
-    pair.strike_queue(0, Kind.FILL)
+def test_if_no_queue_is_left_the_error_has_every_cause(pair: Pair) -> None:
+    pair.strike_queue(0, FaultKind.FILL)
     set_status(pair, 1, "Disabled")
     delete(pair, 2)
     with pytest.raises(BacklogUnavailableError, match="was not accepted anywhere") as raised:
@@ -125,9 +128,9 @@ def test_when_no_queue_is_left_every_cause_is_told(pair: Pair) -> None:
     assert not raised.value.may_be_accepted
 
 
-def test_an_attempt_without_an_answer_is_said_to_be_unclear(pair: Pair) -> None:
+def test_unanswered_attempt_may_be_accepted(pair: Pair) -> None:
     for index in range(3):
-        pair.strike_queue(index, Kind.DROP_ACK, on=frozenset({Operation.SEND}))
+        pair.strike_queue(index, FaultKind.DROP_ACK, on=frozenset({FaultPoint.SEND}))
     with pytest.raises(BacklogUnavailableError, match="may have been accepted") as raised:
         pair.sender().send_messages(text())
     assert raised.value.may_be_accepted

@@ -11,17 +11,17 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import MessagingEntityDisabledError
+from proof.simulation.network import Fault, FaultKind, Process, SimulatedNamespace
+from proof.simulation.sdk import SimulatedClient
+from proof.simulation.trace import Trace
+from proof.simulation.virtual_time import VirtualLoop
 
-from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Diverted, Event
-from twinbus.pairing.failover import Route
+from twinbus.pairing.failover.entity_failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pairing_state import Pairing
 from twinbus.pairing.sending._async.sender import PairedSender
-from twinbus.pairing.sending.slots import Connections
-from twinbus.proof.simulation.network import Fault, Process, SimulatedNamespace, Weather
-from twinbus.proof.simulation.sdk import SimulatedClient
-from twinbus.proof.simulation.trace import Trace
-from twinbus.proof.simulation.virtual_time import VirtualLoop
+from twinbus.pairing.sending.connection_slots import Connections
 
 LIMIT = 600.0
 
@@ -35,8 +35,10 @@ class Bench:
         self._random = Random(1)
         self.primary, self.secondary = self._namespace("contoso"), self._namespace("standby")
         self.primary.add_queue("orders")
-        given = {"backlog_queue_count": 1, "failover_interval": 0, "attempt_timeout": 1, **options}
-        self.pairing = Pairing(SendAvailabilityOptions(**given), "contoso", clock=self.loop.time, random=Random(2))
+        received_ids = {"backlog_queue_count": 1, "failover_interval": 0, "attempt_timeout": 1, **options}
+        self.pairing = Pairing(
+            SendAvailabilityOptions(**received_ids), "contoso", clock=self.loop.time, random=Random(2)
+        )
         self.secondary.add_queue(self.pairing.queue_path(0))
         self.events: list[Event] = []
         self.pairing.events.subscribe(self.events.append)
@@ -54,7 +56,7 @@ class Bench:
         self.loop.run(work, LIMIT)
 
     def seen(self, word: str) -> int:
-        """How many lines of the trace have a word in them."""
+        """Return how many trace lines contain the word."""
         return sum(word in line for line in self.trace.lines)
 
 
@@ -82,7 +84,7 @@ def test_callers_that_wait_for_a_link_are_not_diverted_while_the_primary_says_th
     async def work() -> None:
         sender = bench.sender()
         await sender.send_messages(ServiceBusMessage("first", message_id="first"))
-        fault = Fault(Weather.BUSY, "contoso", "orders", 0.0, 3.0)
+        fault = Fault(FaultKind.BUSY, "contoso", "orders", 0.0, 3.0)
         bench.primary.begin(fault)
         bench.loop.call_later(3.0, bench.primary.end, fault)
         messages = [ServiceBusMessage("one", message_id=f"{number}") for number in range(64)]
@@ -95,7 +97,7 @@ def test_callers_that_wait_for_a_link_are_not_diverted_while_the_primary_says_th
 
 
 class Pool:
-    """A pool of links, as far as others need to know; without callers it wants no link."""
+    """A stub link pool; without callers it needs no link."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -112,14 +114,14 @@ class Pool:
         raise AssertionError("it has no idle link")
 
     def close_idle(self, now: float) -> None:
-        """It has none."""
+        """Do nothing: it has no links."""
 
     def grow(self) -> None:
         if self.callers and self.open(10.0):
             self.callers -= 1
 
 
-def test_a_pool_that_needs_no_place_any_more_does_not_keep_one_from_others() -> None:
+def test_pool_without_callers_releases_its_reservation() -> None:
     connections = Connections(max_connections=1)
     busy, starved, other = (Pool(connections) for _ in range(3))
     assert busy.open(1.0)
@@ -136,7 +138,7 @@ def test_a_pool_is_not_starved_when_its_last_caller_has_left() -> None:
 
     async def work() -> None:
         first, second = bench.sender(), bench.sender()
-        bench.primary.begin(Fault(Weather.SLOW, "contoso", None, 0.0, LIMIT))
+        bench.primary.begin(Fault(FaultKind.SLOW, "contoso", None, 0.0, LIMIT))
         held = asyncio.create_task(first.send_messages(ServiceBusMessage("one"), timeout=60))
         await asyncio.sleep(0.1)
         waiting = asyncio.create_task(second.send_messages(ServiceBusMessage("two"), timeout=60))
@@ -176,10 +178,10 @@ def test_a_link_that_was_opened_and_not_used_is_not_fresh_any_more(is_diverted: 
     assert [type(event) for event in bench.events] == ([Diverted] if is_diverted else [])
 
 
-def test_callers_are_told_at_once_that_the_entity_is_disabled_however_many_come() -> None:
+def test_disabled_entity_fails_all_callers_at_once() -> None:
     """Another link is always being opened for the next caller, and refused like the others."""
     bench = Bench(attempt_timeout=0.5)
-    bench.primary.begin(Fault(Weather.DISABLED, "contoso", "orders", 0.0, LIMIT))
+    bench.primary.begin(Fault(FaultKind.DISABLED, "contoso", "orders", 0.0, LIMIT))
 
     async def work() -> None:
         sender = bench.sender()

@@ -1,10 +1,11 @@
-"""Sessions whose order is kept: once diverted, they stay so until none of their messages is left in the backlog."""
+"""Ordered sessions stay diverted until none of their messages is left in the backlog."""
 
 from __future__ import annotations
 
 import pytest
 
-from twinbus.pairing.sessions import DivertedSessions, Session
+from twinbus.pairing.sending._sync.synchronization import Waiter
+from twinbus.pairing.sending.diverted_sessions import FIRST_HOLD_PAUSE, HOLD_SECONDS, DivertedSessions, Session
 
 A = Session("orders", "a")
 B = Session("orders", "b")
@@ -42,7 +43,7 @@ def test_a_session_counts_as_diverted_from_the_beginning_of_the_attempt() -> Non
         assert sessions.is_diverted("orders", "a")
 
 
-def test_an_attempt_in_vain_keeps_the_session_in_the_backlog_and_leaves_the_queue_open() -> None:
+def test_failed_attempt_keeps_the_session_diverted_and_the_queue_open() -> None:
     sessions = DivertedSessions()
     fail(sessions, *A, 1)
     assert sessions.is_diverted(*A)  # it may be there after all
@@ -50,14 +51,14 @@ def test_an_attempt_in_vain_keeps_the_session_in_the_backlog_and_leaves_the_queu
     assert sessions.queues() == [1]
 
 
-def test_where_all_attempts_were_in_vain_the_next_one_may_go_elsewhere() -> None:
+def test_after_only_failed_attempts_any_queue_is_allowed() -> None:
     sessions = DivertedSessions()
     fail(sessions, *A, 0)
     divert(sessions, *A, 2)
     assert sessions.queue_of(*A) == 2
 
 
-def test_a_look_that_finds_none_of_its_messages_releases_a_session() -> None:
+def test_scan_without_its_messages_releases_a_session() -> None:
     sessions = DivertedSessions()
     for session in (A, B):
         divert(sessions, *session, 1)
@@ -66,14 +67,14 @@ def test_a_look_that_finds_none_of_its_messages_releases_a_session() -> None:
     assert sessions.queue_of(*B) == 1
 
 
-def test_a_look_into_another_queue_releases_nothing() -> None:
+def test_scan_of_another_queue_releases_nothing() -> None:
     sessions = DivertedSessions()
     divert(sessions, *A, 1)
     assert sessions.end_scan(sessions.begin_scan(0), ()) == []
     assert sessions.queue_of(*A) == 1
 
 
-def test_a_message_that_was_sent_since_the_look_began_keeps_the_session() -> None:
+def test_message_sent_since_the_scan_began_keeps_the_session() -> None:
     sessions = DivertedSessions()
     divert(sessions, *A, 1)
     scan = sessions.begin_scan(1)
@@ -102,28 +103,28 @@ def test_a_session_in_two_queues_is_released_when_both_are_without_it() -> None:
     assert sessions.end_scan(sessions.begin_scan(2), ()) == [A]
 
 
-def test_a_session_goes_on_to_where_its_last_message_was_sent_whatever_a_late_look_finds_elsewhere() -> None:
+def test_session_follows_its_last_sent_message_despite_a_late_scan() -> None:
     sessions = DivertedSessions()
     fail(sessions, *A, 0)  # its acknowledgement was lost: a copy lies there
     divert(sessions, *A, 2)
-    sessions.found(*A, 2, stored_at=20.0)
-    sessions.found(*A, 0, stored_at=10.0)
-    sessions.found(*A, 1, stored_at=30.0)  # an earlier process left it there
+    sessions.record_found(*A, 2, stored_at=20.0)
+    sessions.record_found(*A, 0, stored_at=10.0)
+    sessions.record_found(*A, 1, stored_at=30.0)  # an earlier process left it there
     assert sessions.queue_of(*A) == 2
     assert sessions.queues() == [0, 1, 2]
 
 
-def test_of_the_queues_in_which_a_look_finds_a_session_the_one_with_its_newest_message_is_followed() -> None:
+def test_session_follows_the_queue_with_its_newest_message() -> None:
     for order in ([1, 2], [2, 1]):
         sessions = DivertedSessions()
         for queue in order:
-            sessions.found(*A, queue, stored_at=10.0 * queue)
+            sessions.record_found(*A, queue, stored_at=10.0 * queue)
         assert sessions.queue_of(*A) == 2
     assert sessions.end_scan(sessions.begin_scan(2), ()) == []
     assert sessions.queue_of(*A) == 1
 
 
-def test_a_look_is_over_as_soon_as_it_cannot_release_anything() -> None:
+def test_scan_ends_once_it_cannot_release_anything() -> None:
     sessions = DivertedSessions()
     divert(sessions, *A, 1)
     scan = sessions.begin_scan(1)
@@ -131,9 +132,28 @@ def test_a_look_is_over_as_soon_as_it_cannot_release_anything() -> None:
     assert not sessions.is_awaited(scan, {A})
 
 
-def test_only_the_queues_of_entities_that_are_back_are_looked_through() -> None:
+def test_only_queues_of_recovered_entities_are_scanned() -> None:
     sessions = DivertedSessions()
     divert(sessions, "orders", "a", 1)
     divert(sessions, "invoices", "a", 2)
     assert sessions.queues(["Invoices"]) == [2]
     assert sessions.queues([]) == []
+
+
+def test_holds_that_fail_are_paused_for_growing_bounded_times() -> None:
+    sessions = DivertedSessions()
+    waiter: Waiter[bool] = Waiter()
+    divert(sessions, *A, 0)
+
+    def hold(began: float, seconds: float) -> bool:
+        if not sessions.hold(A, waiter, began):
+            return False
+        sessions.end_hold(A, waiter, began, began + seconds, is_released=False)
+        return True
+
+    # Impatient callers: each is held, until that took as long as one patient caller is held.
+    assert [hold(began, 1.0) for began in (0.0, 1.0, 2.0, 3.0, 4.0)] == [True] * 5
+    assert not hold(5.0 + FIRST_HOLD_PAUSE - 0.01, 1.0)
+    assert hold(5.0 + FIRST_HOLD_PAUSE, HOLD_SECONDS)
+    assert not hold(10.0 + FIRST_HOLD_PAUSE + 2 * FIRST_HOLD_PAUSE - 0.01, 1.0)
+    assert hold(10.0 + FIRST_HOLD_PAUSE + 2 * FIRST_HOLD_PAUSE, 1.0)

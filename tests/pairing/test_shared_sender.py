@@ -14,11 +14,14 @@ import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 from tests.pairing.paired import KINDS, PATIENCE, Pair, Stage, text
 
-from twinbus.broker import Fault, Kind
-from twinbus.broker.faults import Operation
-from twinbus.pairing.errors import BacklogUnavailableError, NoFreeLinkError
-from twinbus.pairing.failover import Healthy, Route
-from twinbus.pairing.receipt import Receipt
+from twinbus.emulator import Fault, FaultKind
+from twinbus.emulator.faults.fault_plan import FaultPoint
+from twinbus.pairing.failover.entity_failover import Healthy, Route
+from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pairing_errors import BacklogUnavailableError, NoFreeLinkError
+from twinbus.pairing.pairing_state import Pairing
+from twinbus.pairing.sending.pool_reports import EntityTarget
+from twinbus.pairing.sending.receipt import Receipt
 
 LATENCY = 0.03
 
@@ -42,8 +45,8 @@ def pair(stage: Stage, kind: str) -> Iterator[Pair]:
 
 
 def slow_down(pair: Pair, delay: float = LATENCY) -> None:
-    """Every send to the primary takes as long as with the real service."""
-    pair.strike(Kind.SLOW, delay=delay, on=frozenset({Operation.SEND}))
+    """Make sends to the primary as slow as with the real service."""
+    pair.strike(FaultKind.SLOW, delay=delay, on=frozenset({FaultPoint.SEND}))
 
 
 def routes(results: list[Any]) -> Counter[Any]:
@@ -51,7 +54,7 @@ def routes(results: list[Any]) -> Counter[Any]:
 
 
 def call_in_background(pair: Pair, sender: Any, **options: Any) -> Any:
-    """Begin a send; `result()` waits for it."""
+    """Start a send in the background; `result()` waits for it."""
     if pair.kind == "sync":
         threads = ThreadPoolExecutor(1)
         future = threads.submit(sender.send_messages, text("slow"), **options)
@@ -82,6 +85,48 @@ def test_there_are_never_more_links_than_allowed(stage: Stage, kind: str) -> Non
         assert routes(pair.at_once(sender, 40)) == {Route.PRIMARY: 40}
         assert pair.links == 3
         stage.clear()
+
+
+def test_at_most_four_links_of_a_sender_open_at_the_same_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(pair)
+    sender = pair.sender()
+    pool = sender._delivery._primary
+    opening: list[int] = []
+    open_one = pool._open_one
+
+    def counted() -> bool:
+        is_opened = open_one()
+        opening.append(len(pool._opening))
+        return bool(is_opened)
+
+    monkeypatch.setattr(pool, "_open_one", counted)
+    pair.at_once(sender, 40)
+    assert max(opening) == 4
+
+
+def test_a_suspect_entity_gets_one_link_at_a_time_and_a_recovered_one_twice_as_many_each_time() -> None:
+    pairing = Pairing(SendAvailabilityOptions(failover_interval=60), "contoso")
+    entity = pairing.entity("orders")
+    target = EntityTarget(pairing, entity)
+    assert [target.openings_at_once(live) for live in (0, 1, 8)] == [4, 4, 4]
+    pairing.sent_failed(entity, pairing.begin(entity), OSError("refused"))
+    assert [target.openings_at_once(live) for live in (0, 1, 8)] == [1, 1, 1]
+    pairing.fail_over("orders")
+    pairing.fail_back("orders")
+    assert [target.openings_at_once(live) for live in (0, 1, 2, 4, 8)] == [1, 1, 2, 4, 4]
+
+
+def test_the_link_that_was_used_last_is_taken_first(pair: Pair) -> None:
+    slow_down(pair)
+    sender = pair.sender()
+    pool = sender._delivery._primary
+    pair.at_once(sender, 16)
+    pair.stage.wait_until(lambda: not pool._opening)
+    idle = list(pool._idle)
+    assert len(idle) > 1
+    for _ in range(3):
+        sender.send_messages(text())
+        assert pool._idle == idle
 
 
 def test_callers_are_served_first_come_first_served(stage: Stage, kind: str) -> None:
@@ -120,7 +165,7 @@ def test_callers_are_served_first_come_first_served(stage: Stage, kind: str) -> 
         stage.clear()
 
 
-def test_a_call_whose_time_is_over_while_it_waits_says_that_nothing_was_tried(stage: Stage, kind: str) -> None:
+def test_call_that_times_out_waiting_reports_that_nothing_was_tried(stage: Stage, kind: str) -> None:
     with stage.pair(kind, max_links=1) as pair:
         sender = pair.sender()
         sender.send_messages(text())
@@ -132,6 +177,20 @@ def test_a_call_whose_time_is_over_while_it_waits_says_that_nothing_was_tried(st
         assert isinstance(raised.value, OperationTimeoutError)
         assert [other.result(PATIENCE).route for other in others] == [Route.PRIMARY] * 6
         assert (pair.received, sum(pair.stored), pair.events) == (7, 0, [])
+        stage.clear()
+
+
+def test_call_that_times_out_before_an_answer_blames_no_other_call(stage: Stage, kind: str) -> None:
+    with stage.pair(kind, attempt_timeout=30) as pair:
+        sender = pair.sender()
+        pair.pairing.fail_over(pair.path)
+        pair.freeze(pair.secondary)
+        with pytest.raises(BacklogUnavailableError) as raised:
+            sender.send_messages(text("alone"), timeout=1.0)
+        (cause,) = raised.value.backlog_errors.values()
+        assert isinstance(cause, NoFreeLinkError)
+        assert "has not answered yet" in str(cause)
+        assert "other calls" not in str(cause)
         stage.clear()
 
 
@@ -163,7 +222,7 @@ def test_a_timeout_on_an_open_link_is_not_sent_to_the_primary_again(stage: Stage
     with stage.pair(kind, attempt_timeout=1.0, failover_interval=60) as pair:
         sender = pair.sender()
         sender.send_messages(text())
-        pair.strike(Kind.DROP_ACK, on=frozenset({Operation.SEND}))
+        pair.strike(FaultKind.DROP_ACK, on=frozenset({FaultPoint.SEND}))
         receipt = sender.send_messages(text("unanswered"))
         assert (receipt.route, receipt.attempts) == (Route.BACKLOG, 2)
         assert (pair.received, sum(pair.stored)) == (2, 1)
@@ -174,7 +233,7 @@ def test_a_timeout_on_an_open_link_is_not_sent_to_the_primary_again(stage: Stage
 # ---- cancellation ----
 
 
-def test_callers_that_hang_up_while_they_wait_cost_nothing(stage: Stage) -> None:
+def test_callers_cancelled_while_waiting_cost_nothing(stage: Stage) -> None:
     with stage.pair("aio", max_links=2, failover_interval=60) as pair:
         slow_down(pair)
         sender = pair.sender()
@@ -230,9 +289,38 @@ def test_a_link_that_fails_to_open_while_others_work_only_stops_growth(pair: Pai
     slow_down(pair)
     sender = pair.sender()
     sender.send_messages(text())
-    pair.strike(Kind.REFUSE, on=frozenset({Operation.ATTACH}))
+    pair.strike(FaultKind.REFUSE, on=frozenset({FaultPoint.ATTACH}))
     assert routes(pair.at_once(sender, 12)) == {Route.PRIMARY: 12}
     assert (pair.links, sum(pair.stored), pair.events) == (1, 0, [])
+
+
+@pytest.mark.parametrize("failover_interval", [0, 60])
+def test_a_connection_that_is_refused_at_once_while_a_call_is_under_way_is_no_evidence(
+    stage: Stage, kind: str, failover_interval: int
+) -> None:
+    """As where a machine has run out of ports: what is connected works, and nothing else can connect."""
+    with stage.pair(kind, failover_interval=failover_interval) as pair:
+        slow_down(pair, 0.2)
+        sender = pair.sender()
+        sender.send_messages(text())
+        stage.primary.call(
+            stage.primary.namespace.faults.add, Fault(FaultKind.REFUSE, on=frozenset({FaultPoint.CONNECT}))
+        )
+        assert routes(pair.at_once(sender, 8)) == {Route.PRIMARY: 8}
+        assert (pair.links, sum(pair.stored), pair.events) == (1, 0, [])
+        stage.clear()
+
+
+def test_a_refused_connection_counts_once_no_call_is_under_way(stage: Stage, kind: str) -> None:
+    with stage.pair(kind, failover_interval=0) as pair:
+        slow_down(pair)
+        sender = pair.sender()
+        pair.at_once(sender, 8)
+        stage.wait_until(lambda: not sender._delivery._primary._opening)
+        pair.take_down()
+        assert routes(pair.at_once(sender, 8)) == {Route.BACKLOG: 8}
+        assert pair.pairing.route(pair.pairing.entity(pair.path)).route is Route.BACKLOG
+        stage.clear()
 
 
 def test_after_a_failover_no_link_to_the_primary_is_left(pair: Pair) -> None:
@@ -251,7 +339,7 @@ def test_callers_that_wait_for_a_link_are_rerouted_at_once(stage: Stage, kind: s
     with stage.pair(kind, max_links=1, attempt_timeout=30, failover_interval=60) as pair:
         sender = pair.sender()
         sender.send_messages(text())
-        pair.strike(Kind.BLACKHOLE, on=frozenset({Operation.SEND}))
+        pair.strike(FaultKind.BLACKHOLE, on=frozenset({FaultPoint.SEND}))
         others = [call_in_background(pair, sender) for _ in range(4)]
         stage.wait_until(lambda: len(sender._delivery._primary._waiting) == 3)
         pair.pairing.fail_over(pair.path)
@@ -287,7 +375,7 @@ def test_busy_senders_do_not_starve_one_that_has_no_connection(stage: Stage, kin
         stage.clear()
 
 
-def test_idle_links_are_closed_but_for_one(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_links_are_closed_except_one(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_down(pair)
     sender = pair.sender()
     pair.at_once(sender, 16)
@@ -315,7 +403,7 @@ def test_all_links_are_closed_at_the_same_time(pair: Pair) -> None:
 def test_namespace_wide_slowness_is_not_an_outage_for_a_cold_burst(stage: Stage, kind: str) -> None:
     """Openings are slow, too: all callers wait for the first links."""
     with stage.pair(kind, failover_interval=60, attempt_timeout=10) as pair:
-        pair.primary.call(pair.primary.namespace.faults.add, Fault(Kind.SLOW, delay=0.2))
+        pair.primary.call(pair.primary.namespace.faults.add, Fault(FaultKind.SLOW, delay=0.2))
         assert routes(pair.at_once(pair.sender(), 20)) == {Route.PRIMARY: 20}
         assert pair.events == []
         stage.clear()

@@ -1,4 +1,4 @@
-"""How many connections a client has, and how many it opens at once."""
+"""Bounds on a client's connections and parallel openings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.sending.slots import Connections
+from twinbus.pairing.sending.connection_slots import Connections
 
 
 class Pool:
-    """A pool as far as others need to know."""
+    """A stub link pool."""
 
     def __init__(self, idle_since: float | None = None, connections: Connections | None = None) -> None:
         self._since = idle_since
@@ -33,7 +33,7 @@ class Pool:
 
 
 class Turn:
-    """Someone who waits to open a link."""
+    """A waiter for an opening."""
 
     def __init__(self, wants: bool = True) -> None:
         self.wants = wants
@@ -52,7 +52,7 @@ def test_growth_ends_at_the_bound() -> None:
     assert connections.count == 2
 
 
-def test_a_pool_without_any_link_gets_the_place_of_the_link_that_was_idle_for_longest() -> None:
+def test_pool_without_a_link_gets_the_connection_of_the_longest_idle_link() -> None:
     connections = Connections(2)
     older, newer = Pool(1.0, connections), Pool(2.0, connections)
     for pool in (newer, older):
@@ -63,7 +63,7 @@ def test_a_pool_without_any_link_gets_the_place_of_the_link_that_was_idle_for_lo
     assert (older.idle_since(), newer.idle_since(), connections.count) == (None, 2.0, 2)
 
 
-def test_a_pool_that_found_no_place_is_told_when_there_is_one() -> None:
+def test_pool_without_a_connection_grows_when_one_is_free() -> None:
     connections, busy, starved = Connections(1), Pool(), Pool()
     assert connections.reserve(busy, 0.0, is_first=True)
     assert not connections.reserve(starved, 5.0, is_first=True)
@@ -88,7 +88,7 @@ def test_openings_take_turns_in_order() -> None:
     assert connections.ask_to_open(first)
 
 
-def test_a_turn_that_is_not_wanted_any_more_goes_to_the_next() -> None:
+def test_abandoned_turn_goes_to_the_next() -> None:
     connections = Connections(100, max_opening=1)
     assert connections.ask_to_open(Turn())
     gone, left, last = Turn(wants=False), Turn(), Turn()
@@ -101,7 +101,7 @@ def test_a_turn_that_is_not_wanted_any_more_goes_to_the_next() -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("max_links", 256), ("max_connections", 5000)])
 @pytest.mark.parametrize("value", [0, -1, "too many", 2.0, True, "8", None])
-def test_bounds_are_named(name: str, most: int, value: Any) -> None:
+def test_bounds_are_validated(name: str, most: int, value: Any) -> None:
     if value == "too many":
         value = most + 1
     kind = ValueError if isinstance(value, int) and not isinstance(value, bool) else TypeError

@@ -1,4 +1,4 @@
-"""Background tasks end when they are told to, also those that did not hear it."""
+"""Background tasks end on close, even if they lose a cancellation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from twinbus.pairing import tasks
-from twinbus.pairing.tasks import Tasks
+from twinbus.pairing import background_tasks as tasks
+from twinbus.pairing.background_tasks import Tasks
 
 
 def fail(error: Exception) -> None:
@@ -18,7 +18,7 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_nothing_runs_after_the_end() -> None:
+async def test_nothing_runs_after_close() -> None:
     before = asyncio.all_tasks()
     running = Tasks(fail)
     running.begin(forever)
@@ -32,7 +32,7 @@ async def test_nothing_runs_after_the_end() -> None:
 
 
 async def test_a_task_that_has_lost_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "PATIENCE", 0.05)
+    monkeypatch.setattr(tasks, "CANCEL_TIMEOUT", 0.05)
     lost: list[str] = []
 
     async def deaf() -> None:
@@ -52,7 +52,7 @@ async def test_a_task_that_has_lost_its_cancellation_is_cancelled_again(monkeypa
     assert asyncio.all_tasks() == before
 
 
-async def test_what_is_repeated_ends_also_if_a_step_has_swallowed_the_cancellation() -> None:
+async def test_repetition_ends_even_if_a_step_swallows_the_cancellation() -> None:
     steps: list[int] = []
 
     async def step() -> float:
@@ -68,12 +68,12 @@ async def test_what_is_repeated_ends_also_if_a_step_has_swallowed_the_cancellati
     running.begin(running.repeat, step, 0.0)
     while not steps:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    async with asyncio.timeout(tasks.PATIENCE):
+    async with asyncio.timeout(tasks.CANCEL_TIMEOUT):
         await running.close()
     assert len(steps) == 1
 
 
-async def test_a_step_says_when_the_next_one_is_due_or_that_there_is_none() -> None:
+async def test_step_returns_the_next_delay_or_none() -> None:
     left: list[float | None] = [0.0, 0.01, None]
 
     async def step() -> float | None:
@@ -83,7 +83,7 @@ async def test_a_step_says_when_the_next_one_is_due_or_that_there_is_none() -> N
     assert left == []
 
 
-async def test_what_a_task_raises_is_handed_over() -> None:
+async def test_task_exceptions_are_passed_on() -> None:
     raised: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     async def broken() -> None:

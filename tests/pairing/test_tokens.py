@@ -1,4 +1,4 @@
-"""A credential that does not answer holds no synchronous sender up for longer than its time."""
+"""A hanging credential does not block a synchronous sender beyond its deadline."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusConnectionError
 from tests.sdk_connection import address_options, client_options, reachable
 
-from twinbus.broker import NamespaceConfig, QueueDescription
-from twinbus.broker.background import NamespaceThread
-from twinbus.broker.config import BearerToken
-from twinbus.broker.security import ALL_RIGHTS
-from twinbus.pairing.core import Pairing
-from twinbus.pairing.failover import Route
+from twinbus.emulator import NamespaceConfig, QueueDescription
+from twinbus.emulator.config.namespace_file import BearerToken
+from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.pairing.failover.entity_failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pairing_state import Pairing
 from twinbus.pairing.sdk import deadline
-from twinbus.pairing.sdk.tokens import BoundedCredential
+from twinbus.pairing.sdk.tokens import AwaitedCredential, BoundedCredential
 from twinbus.pairing.sending._sync.sender import PairedSender
+from twinbus.servicebus.access_rights import ALL_RIGHTS
 
 TOKEN = "a-token-for-tests"
 BACKLOG = "contoso/x-servicebus-transfer/0"
@@ -31,13 +32,13 @@ PATIENCE = 60.0
 
 
 class Credential:
-    """Gives tokens, until it is told to let people wait."""
+    """Returns tokens, until told to hang."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()
         self.answers.set()
         self.asked = 0
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def get_token(self, *scopes: str, **_: Any) -> AccessToken:
         self.asked += 1
@@ -79,15 +80,13 @@ def sender(bus: NamespaceThread, credential: Credential) -> Iterator[PairedSende
         ) as primary,
         ServiceBusClient.from_connection_string(
             bus.connection_string, retry_total=0, **client_options(bus.namespace)
-        ) as standby,
-        PairedSender(Pairing(options, "contoso"), "orders", primary, standby) as made,
+        ) as secondary,
+        PairedSender(Pairing(options, "contoso"), "orders", primary, secondary) as made,
     ):
         yield made
 
 
-def test_a_token_that_is_renewed_on_an_open_link_and_does_not_come_outlasts_no_deadline(
-    credential: Credential, sender: PairedSender
-) -> None:
+def test_missing_token_on_an_open_link_respects_the_deadline(credential: Credential, sender: PairedSender) -> None:
     assert sender.send_messages(ServiceBusMessage("1")).route is Route.PRIMARY
     sender.open_standby()
     (link,) = sender._delivery._primary._idle
@@ -101,9 +100,7 @@ def test_a_token_that_is_renewed_on_an_open_link_and_does_not_come_outlasts_no_d
     assert (credential.asked, len(token_threads())) == (asked + 1, 1)
 
 
-def test_an_opening_that_waits_for_a_token_ends_when_it_is_given_up(
-    credential: Credential, sender: PairedSender
-) -> None:
+def test_abandoned_opening_stops_waiting_for_its_token(credential: Credential, sender: PairedSender) -> None:
     credential.answers.clear()
     started = time.monotonic()
     for number in range(2):
@@ -121,25 +118,33 @@ def test_a_credential_that_is_back_serves_at_once(credential: Credential, sender
     assert sender.send_messages(ServiceBusMessage("2")).route is Route.PRIMARY
 
 
-def test_what_the_credential_raises_is_raised(credential: Credential) -> None:
+def test_credential_exceptions_are_raised(credential: Credential) -> None:
     credential.error = ClientAuthenticationError("no such user")
     with pytest.raises(ClientAuthenticationError, match="no such user"):
         BoundedCredential(credential, PATIENCE).get_token("scope")
 
 
-def test_a_token_that_does_not_come_is_given_up_at_the_deadline_of_the_call(credential: Credential) -> None:
+async def test_credential_that_exits_ends_neither_the_thread_nor_the_event_loop(credential: Credential) -> None:
+    credential.error = SystemExit(3)
+    with pytest.raises(ServiceBusConnectionError, match="The credential raised SystemExit"):
+        BoundedCredential(credential, PATIENCE).get_token("scope")
+    with pytest.raises(ServiceBusConnectionError, match="The credential raised SystemExit"):
+        await AwaitedCredential(credential, PATIENCE).get_token("scope")
+
+
+def test_missing_token_times_out_at_the_deadline_of_the_call(credential: Credential) -> None:
     credential.answers.clear()
     deadline.call.ends = time.monotonic() + 0.1
     try:
         for _ in range(3):
-            with pytest.raises(ConnectionAbortedError, match="no token within"):
+            with pytest.raises(ServiceBusConnectionError, match="no token within"):
                 BoundedCredential(credential, PATIENCE).get_token("scope")
     finally:
         deadline.call.ends = float("inf")
     assert (credential.asked, len(token_threads())) == (1, 1)
 
 
-def test_a_token_that_does_not_come_is_given_up_after_the_bound(credential: Credential) -> None:
+def test_missing_token_times_out_after_the_bound(credential: Credential) -> None:
     credential.answers.clear()
-    with pytest.raises(ConnectionAbortedError):
+    with pytest.raises(ServiceBusConnectionError):
         BoundedCredential(credential, 0.05).get_token("scope")

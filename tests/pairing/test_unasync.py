@@ -1,4 +1,4 @@
-"""The synchronous twins are those that the script makes."""
+"""The generated synchronous twins are current."""
 
 from __future__ import annotations
 

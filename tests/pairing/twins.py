@@ -1,4 +1,4 @@
-"""Two embedded namespaces on the test's own loop, and what a pairing of them needs."""
+"""Two embedded namespaces on the test's event loop, and helpers for a pairing of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from tests.sdk_connection import client_options, reachable
 
-from twinbus.broker import (
+from twinbus.emulator import (
     DEFAULT,
     Fault,
-    Kind,
+    FaultKind,
     Namespace,
     NamespaceConfig,
     Profile,
@@ -20,15 +20,16 @@ from twinbus.broker import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.config import PolicyConfig
-from twinbus.broker.queue import Queue
-from twinbus.broker.security import Right, connection_string
+from twinbus.emulator.auth.security import connection_string
+from twinbus.emulator.config.namespace_file import PolicyConfig
+from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.recorder import MemoryRecorder, Operation, OperationKind
 from twinbus.pairing.background import Background
-from twinbus.pairing.core import Pairing
 from twinbus.pairing.events import Event
-from twinbus.pairing.namespaces import Namespace as Side
+from twinbus.pairing.namespace import Namespace as Side
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pairing_state import Pairing
+from twinbus.servicebus.access_rights import Right
 
 PATIENCE = 60.0  # seconds for something that should come at once
 USER = "user"  # may send and listen, and not manage
@@ -37,7 +38,7 @@ _E = TypeVar("_E", bound=Event)
 
 
 class Events:
-    """Takes the events of a pairing; `await events.next(Recovered)` is the next one of a kind."""
+    """Collects the events of a pairing; `await events.next(Recovered)` waits for the next of a kind."""
 
     def __init__(self, pairing: Pairing) -> None:
         self.seen: list[Event] = []
@@ -125,20 +126,20 @@ class Twins:
 
 
 def down(namespace: Namespace) -> None:
-    """Refuse connections, and cut those that are there."""
-    namespace.faults.add(Fault(Kind.REFUSE))
-    namespace.faults.add(Fault(Kind.RESET))
+    """Refuse connections, and cut existing ones."""
+    namespace.faults.add(Fault(FaultKind.REFUSE))
+    namespace.faults.add(Fault(FaultKind.RESET))
 
 
 def operations(pairing: Pairing, *kinds: OperationKind) -> list[Operation]:
-    """What the recorder was told of these kinds."""
+    """Return the recorded operations of these kinds."""
     recorder = pairing.recorder
     assert isinstance(recorder, MemoryRecorder)
     return [one for one in recorder.operations if one.operation in kinds]
 
 
 async def eventually(holds: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    """Wait until something is so that nobody tells us of."""
+    """Poll until the condition holds."""
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

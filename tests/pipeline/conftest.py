@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.untouched_logging import untouched_logging
 
-from twinbus.pipeline.session import spark_session
+from twinbus.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["spark", "untouched_logging"]
 
 #: Small data: a partition costs more than what is in it.
-SETTINGS = {"spark.sql.shuffle.partitions": "4"}
+SETTINGS = {"spark.sql.shuffle.partitions": "2"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

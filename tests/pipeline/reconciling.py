@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
 
 from twinbus.ledger.layout import FileName, folder_of
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.schema import encode, pa, to_batch
 from twinbus.ledger.store import open_store
-from twinbus.pipeline.files import survey
-from twinbus.pipeline.reconciliation import reconcile
-from twinbus.pipeline.results import Results, new_run
-from twinbus.pipeline.summary import ANOMALIES
+from twinbus.spark.transformations.anomalies import anomalies, without_late_arrivals
+from twinbus.spark.transformations.arrivals import arrivals
+from twinbus.spark.transformations.message_days import message_days
+from twinbus.spark.transformations.operation_counts import operation_counts
+from twinbus.spark.transformations.operations import read_files
+from twinbus.spark.transformations.usage import usage
+from twinbus.spark.transformations.verdicts import (
+    Rules,
+    beyond_horizon,
+    counted,
+    judged,
+    messages,
+    messages_in_parts,
+    reported,
+    spelling,
+    verdicts,
+)
+from twinbus.tables.verdict import WORDS
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SECOND, HOUR, DAY = 1_000_000, 3_600_000_000, 86_400_000_000
 NOON = int(datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()) * SECOND
@@ -83,13 +99,15 @@ KEYED = ("message_id", "message_key")
 
 
 class Reconciled:
-    """What a run has said."""
+    """What the tables of reconciliation say."""
 
-    def __init__(self, results: Results, state: Mapping[str, Any]) -> None:
-        self.results = results
-        self.state = state
-        self.summary: Mapping[str, Any] = state["summary"]
-        self.rows: list[dict[str, Any]] = results.table(state["anomalies"], ANOMALIES).to_pylist()
+    def __init__(self, verdicts: list[dict[str, Any]], arrivals: list[dict[str, Any]], anomalies: list[dict[str, Any]]):
+        self.verdicts = verdicts
+        self.arrivals = arrivals
+        self.rows = anomalies
+
+    def count(self, word: str) -> int:
+        return sum(one[word] for one in self.verdicts)
 
     def ids(self, word: str, entity: str | None = None) -> list[str]:
         """The ids with a word, in order."""
@@ -99,15 +117,49 @@ class Reconciled:
 
     def words(self, entity: str) -> dict[str, int]:
         """The words of an entity that are not 0."""
-        [found] = [one for one in self.summary["entities"] if one["entity"] == entity]
-        return {name: value for name, value in found.items() if isinstance(value, int) and value}
+        found: Counter[str] = Counter()
+        for one in self.verdicts:
+            if one["destination"] == entity:
+                found.update({word: one[word] for word in WORDS if one[word]})
+        assert found, f"nothing is said of {entity}"
+        return dict(found)
+
+    def evidence(self, entity: str) -> set[str]:
+        return {one["evidence"] for one in self.verdicts if one["destination"] == entity}
 
     def of(self, message_id: str) -> list[dict[str, Any]]:
         return [one for one in self.rows if one["message_id"] == message_id]
 
+    def at_subscriptions(self, topic: str) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for one in self.arrivals:
+            if one["destination"] == topic:
+                found[one["subscription"]] += one["messages"]
+        return dict(found)
 
-def run(spark: SparkSession, ledger: Path, results: Path, before: Reconciled | None = None, **rules: Any) -> Reconciled:
-    """Reconcile a ledger, after what an earlier run has said."""
-    store = Results.open(results)
-    state = reconcile(spark, survey(ledger), store, before.state if before else None, new_run(), **rules)
-    return Reconciled(store, state)
+
+def run(spark: SparkSession, ledger: Path, **rules: Any) -> Reconciled:
+    """Judge the messages of a ledger by the transformations, without a run that writes tables."""
+    files = [str(path) for path in sorted(ledger.rglob("*.parquet"))]
+    return judge_rows(read_files(spark, str(ledger), files), **rules)
+
+
+def judge_rows(raw: DataFrame, **rules: Any) -> Reconciled:
+    """Judge the messages of rows of a ledger."""
+    given = {"horizon": 14, "patience": timedelta(hours=1), "clock_skew": timedelta(minutes=5), "drained": False}
+    chosen = Rules(**{**given, **rules})
+    rows = raw.dropDuplicates(["op_id"])
+    used = usage(operation_counts(rows)).cache()
+    by_day = message_days(rows).cache()
+    first_days = by_day.select(F.col("day").alias("first_day")).distinct()
+    spelt = spelling(used)
+    known = reported(used, first_days, chosen)
+    whole = counted(judged(messages(by_day, chosen), known, chosen)).cache()
+    parts = counted(judged(messages_in_parts(by_day, beyond_horizon(whole), chosen), known, chosen))
+    judgements = whole.where("not is_beyond").unionByName(parts)
+    judgements = without_late_arrivals(judgements, by_day)
+    tables = (verdicts(judgements, spelt), arrivals(by_day, spelt, chosen.horizon), anomalies(judgements, spelt))
+    found = Reconciled(*([row.asDict() for row in table.collect()] for table in tables))
+    used.unpersist()
+    by_day.unpersist()
+    return found

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.ledger.recorder import NamespaceRole, Stage
-from twinbus.pipeline.billing import Bill, Connections, Contract, Item, bill, prorated, share
-from twinbus.pipeline.prices import PriceBook, PriceError, load_prices, parse_prices
-from twinbus.pipeline.usage import PAIRING_STAGES, Usage
+from twinbus.report.cost.billing import Bill, Connections, Contract, Item, bill, prorated, share
+from twinbus.report.cost.prices import PriceBook, PriceError, load_prices, parse_prices
+from twinbus.tables.billed_units import PAIRING_STAGES, Usage
 
 PRIMARY, SECONDARY = NamespaceRole.PRIMARY, NamespaceRole.SECONDARY
 BOOK = load_prices()

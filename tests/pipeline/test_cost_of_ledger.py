@@ -14,14 +14,15 @@ from bench.ledgers import generate
 from tests.pipeline.ledger_files import HOUR, START, an_operation
 
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
+from twinbus.ledger.schema import pa
 from twinbus.ledger.writer import LedgerWriter
-from twinbus.pipeline.billing import Contract, Item, bill
-from twinbus.pipeline.cost import Period, cost_of, period_of, usage_table, usages
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.prices import load_prices
-from twinbus.pipeline.results import Results, Snapshot
-from twinbus.pipeline.tables import HOUR_US
-from twinbus.pipeline.usage import usage_of
+from twinbus.report.cost.billing import Contract, Item, bill
+from twinbus.report.cost.prices import load_prices
+from twinbus.report.cost.usage_bill import Period, cost_of, hours_within, period_of, usages
+from twinbus.spark import run_pipeline
+from twinbus.tables.billed_units import usage_of
+from twinbus.tables.result_reader import open_results
+from twinbus.tables.table_schemas import USAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,38 +33,37 @@ MONTH = Shape(rows=3_000, days=30, outages=1, entities=4, clients=3, backlog_que
 QUEUE = "contoso/x-servicebus-transfer/4"
 
 
-def _ingested(spark: SparkSession, ledger: Path) -> tuple[Results, Snapshot]:
-    results = Results.open(ledger.with_name("results"))
-    return results, ingest(spark, ledger, results).snapshot
+def _usage(spark: SparkSession, ledger: Path) -> pa.Table:
+    """The table `usage` of a ledger."""
+    run_pipeline(spark, ledger, reconcile=False, now=datetime(2026, 12, 1, tzinfo=UTC))
+    return open_results(str(ledger)).read(USAGE)
 
 
 @pytest.fixture(scope="module")
-def month(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> tuple[Results, Snapshot]:
+def month(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> pa.Table:
     """Thirty days, in which ten backlog queues are polled every quarter of an hour."""
     ledger = tmp_path_factory.mktemp("month") / "ledger"
     generate(ledger, MONTH)
-    return _ingested(spark, ledger)
+    return _usage(spark, ledger)
 
 
-def test_ten_queues_are_polled_40_times_an_hour_960_a_day_and_28800_in_30_days(
-    month: tuple[Results, Snapshot],
-) -> None:
-    rows = [row for row in usage_table(*month).to_pylist() if row["stage"] == Stage.POLL]
-    by_hour: Counter[int] = Counter()
+def test_ten_queues_are_polled_40_times_an_hour_960_a_day_and_28800_in_30_days(month: pa.Table) -> None:
+    rows = [row for row in month.to_pylist() if row["stage"] == "poll"]
+    by_hour: Counter[datetime] = Counter()
     for row in rows:
-        by_hour[row["hour_us"]] += row["units"]
+        by_hour[row["hour"]] += row["units"]
     assert set(by_hour.values()) == {40}
     assert len(by_hour) == 24 * 30
     by_day: Counter[date] = Counter()
-    for one in usages(usage_table(*month)):
+    for one in usages(month):
         by_day[one.day] += one.operations if one.stage is Stage.POLL else 0
     assert set(by_day.values()) == {960}
     assert by_day.total() == 28_800
 
 
-def test_an_entity_is_pinged_once_a_minute_by_each_client(month: tuple[Results, Snapshot]) -> None:
+def test_an_entity_is_pinged_once_a_minute_by_each_client(month: pa.Table) -> None:
     (window,) = MONTH.windows
-    pinged = [row for row in usage_table(*month).to_pylist() if row["stage"] == Stage.PING]
+    pinged = [row for row in month.to_pylist() if row["stage"] == "ping"]
     units: Counter[tuple[str, str]] = Counter()
     for row in pinged:
         units[row["entity"], row["client"]] += row["units"]
@@ -72,20 +72,20 @@ def test_an_entity_is_pinged_once_a_minute_by_each_client(month: tuple[Results, 
     assert len(units) == MONTH.entities * MONTH.clients
 
 
-def test_a_month_has_one_bill_and_its_two_sides_add_up(month: tuple[Results, Snapshot]) -> None:
-    found = cost_of(*month, load_prices(), Contract())
+def test_a_month_has_one_bill_and_its_two_sides_add_up(month: pa.Table) -> None:
+    found = cost_of(month, load_prices(), Contract())
     operations = next(one for one in found.charges if one.item is Item.OPERATIONS)
-    assert operations.quantity == sum(one.operations for one in usages(usage_table(*month)))
+    assert operations.quantity == sum(one.operations for one in usages(month))
     base = next(one for one in found.charges if one.item is Item.BASE)
     assert (base.quantity, base.total) == (720, Decimal("0.013441") * 720)
     assert found.application + found.pairing == found.total
 
 
-def test_a_period_has_the_bill_of_its_hours(month: tuple[Results, Snapshot]) -> None:
-    whole = period_of(month[1])
+def test_a_period_has_the_bill_of_its_hours(month: pa.Table) -> None:
+    whole = period_of(month)
     assert whole == Period(datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC))
     day = Period(datetime(2026, 11, 3, 6, tzinfo=UTC), datetime(2026, 11, 4, 6, tzinfo=UTC))
-    polls = [one for one in usages(usage_table(*month, day)) if one.stage is Stage.POLL]
+    polls = [one for one in usages(hours_within(month, day)) if one.stage is Stage.POLL]
     assert sum(one.operations for one in polls) == 960
     assert {one.day for one in polls} == {date(2026, 11, 3), date(2026, 11, 4)}
 
@@ -114,8 +114,7 @@ def test_a_diverted_message_passes_four_stages_and_the_first_two_are_pairings(
     with LedgerWriter(tmp_path / "ledger") as writer:
         for row in rows:
             writer.record(row)
-    results, snapshot = _ingested(spark, tmp_path / "ledger")
-    table = usage_table(results, snapshot)
+    table = _usage(spark, tmp_path / "ledger")
     found = usages(table)
     stages = {one.stage for one in found}
     assert stages == {Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE, Stage.PRIMARY_SEND, Stage.PRIMARY_RECEIVE}
@@ -129,14 +128,15 @@ def test_a_diverted_message_passes_four_stages_and_the_first_two_are_pairings(
     with_copies = usages(table, subscriptions)
     assert with_copies == usage_of(rows, subscriptions)
     assert {one.stage: one.operations for one in with_copies}[Stage.PRIMARY_SEND] == 40
-    assert {row["hour_us"] for row in table.to_pylist()} == {START + number * HOUR_US for number in range(5)}
+    hours = {datetime(2026, 11, 1, hour, tzinfo=UTC) for hour in range(5)}
+    assert {row["hour"] for row in table.to_pylist()} == hours
 
-    book, period = load_prices(), period_of(snapshot)
+    book, period = load_prices(), period_of(table)
     assert period is not None
     exact = bill(usage_of(rows), book, Contract(), since=period.since, until=period.until)
-    assert cost_of(results, snapshot, book, Contract()) == exact
+    assert cost_of(table, book, Contract()) == exact
 
 
-def test_a_number_of_subscriptions_out_of_bounds_is_refused(month: tuple[Results, Snapshot]) -> None:
+def test_a_number_of_subscriptions_out_of_bounds_is_refused(month: pa.Table) -> None:
     with pytest.raises(ValueError, match="subscriptions of events must be a whole number from 0"):
-        usages(usage_table(*month), {"events": -1})
+        usages(month, {"events": -1})

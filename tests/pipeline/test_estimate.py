@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from twinbus import SendAvailabilityOptions
 from twinbus.ledger.recorder import Stage
-from twinbus.pairing.failover import FailedOver, FailoverMachine, Route
-from twinbus.pipeline.billing import Contract
-from twinbus.pipeline.estimate import (
+from twinbus.pairing.failover.entity_failover import FailedOver, FailoverMachine, Route
+from twinbus.report.cost.billing import Contract
+from twinbus.report.cost.estimate import (
     DAY,
     HOUR,
     Drain,
@@ -28,8 +28,8 @@ from twinbus.pipeline.estimate import (
     pings_within,
     polls_within,
 )
-from twinbus.pipeline.prices import load_prices
-from twinbus.pipeline.usage import PAIRING_STAGES
+from twinbus.report.cost.prices import load_prices
+from twinbus.tables.billed_units import PAIRING_STAGES
 
 BOOK = load_prices()
 STAGES = [stage for stage in Stage if stage is not Stage.LEDGER]

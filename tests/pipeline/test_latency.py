@@ -8,11 +8,12 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tables.result_files import table_of
 
-from twinbus.ledger.recorder import OperationKind, Stage
 from twinbus.ledger.schema import pa
-from twinbus.pipeline.latency import percentile, percentiles
-from twinbus.pipeline.tables import LATENCY, bucket_of
+from twinbus.report.percentiles import percentile, percentiles
+from twinbus.tables.histogram import bucket_of
+from twinbus.tables.table_schemas import LATENCY
 
 durations = st.integers(1, 10**9)
 
@@ -38,17 +39,14 @@ def test_of_nothing_there_is_no_percentile() -> None:
         percentile({}, 0.5)
 
 
-def _table(*rows: tuple[str, int, int, int, int]) -> pa.Table:
+def _table(*rows: tuple[str, str, str, int, int]) -> pa.Table:
     columns = ("entity", "stage", "operation", "bucket", "count")
-    found = [
-        {**dict(zip(columns, row, strict=True)), "hour_us": 0, "max_us": round(1.1 ** (row[3] + 0.9))} for row in rows
-    ]
-    return pa.Table.from_pylist(found, schema=LATENCY)
+    found = [{**dict(zip(columns, row, strict=True)), "max_us": round(1.1 ** (row[3] + 0.9))} for row in rows]
+    return table_of(LATENCY, found)
 
 
 def test_there_are_percentiles_of_each_entity_and_of_all() -> None:
-    send, direct = int(OperationKind.SEND), int(Stage.DIRECT)
-    found = percentiles(_table(("orders", direct, send, 50, 9), ("bills", direct, send, 90, 1)))
+    found = percentiles(_table(("orders", "direct", "send", 50, 9), ("bills", "direct", "send", 90, 1)))
     assert [(one.entity, one.count) for one in found] == [(None, 10), ("bills", 1), ("orders", 9)]
     everything = found[0]
     assert everything.p90_us == pytest.approx(1.1**50.5, rel=0.05)
@@ -58,9 +56,15 @@ def test_there_are_percentiles_of_each_entity_and_of_all() -> None:
 
 
 def test_no_percentile_is_above_the_longest() -> None:
-    row = {"hour_us": 0, "entity": "a", "stage": 1, "operation": 1, "bucket": 50, "count": 1, "max_us": 118}
-    assert percentiles(pa.Table.from_pylist([row], schema=LATENCY))[0].p50_us == 118
+    row = {"entity": "a", "stage": "direct", "operation": "send", "bucket": 50, "count": 1, "max_us": 118}
+    assert percentiles(table_of(LATENCY, [row]))[0].p50_us == 118
+
+
+def test_percentiles_are_in_the_order_of_entities_and_codes() -> None:
+    rows = [("b", "ping", "ping", 5, 1), ("b", "direct", "send", 5, 1), ("a", "poll", "poll", 5, 1)]
+    found = [(one.entity, one.stage.name) for one in percentiles(_table(*rows)) if one.entity]
+    assert found == [("a", "POLL"), ("b", "DIRECT"), ("b", "PING")]
 
 
 def test_codes_of_a_later_release_are_left_out() -> None:
-    assert percentiles(_table(("orders", 99, 1, 50, 9), ("orders", 1, 99, 50, 9))) == []
+    assert percentiles(_table(("orders", "code_99", "send", 50, 9), ("orders", "direct", "code_99", 50, 9))) == []

@@ -13,10 +13,10 @@ import pytest
 from bench.ledger_shape import Expected, Shape
 from bench.ledgers import generate
 
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.schema import message_key, to_operations
-from twinbus.pipeline.usage import usage_of
+from twinbus.tables.billed_units import usage_of
 
 SHAPE = Shape(
     rows=12_000,
@@ -48,7 +48,7 @@ def rows(made: tuple[Path, Expected]) -> list[Operation]:
 
 def operations_in(folder: Path) -> list[Operation]:
     contents = read_ledger(folder)
-    assert contents.set_aside == []
+    assert contents.unreadable == []
     return list(to_operations(contents.table))
 
 
@@ -195,7 +195,8 @@ def test_it_runs_as_a_command(tmp_path: Path) -> None:
     finished = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert '"attempted": 333' in finished.stdout.splitlines()[-1]
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (again.returncode, again.stderr) == (1, f"{tmp_path / 'made'} is not empty\n")
+    refusal = f"expected an empty folder, got {tmp_path / 'made'}; choose another one\n"
+    assert (again.returncode, again.stderr) == (1, refusal)
 
 
 @pytest.mark.parametrize(

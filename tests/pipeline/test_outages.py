@@ -8,19 +8,25 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pipeline.report.made import moment
+from tests.tables.result_files import table_of
 
 from twinbus.ledger.schema import pa
-from twinbus.pipeline.outages import Outage, outages_of
-from twinbus.pipeline.tables import ACTIVITY, HOUR_US, MINUTE_US, OPEN_BUCKET, WAITS, Happening, bucket_of
+from twinbus.report.outages import HOUR_US, MINUTE_US, Outage, outages_of
+from twinbus.tables.activity import ActivityKind
+from twinbus.tables.histogram import bucket_of
+from twinbus.tables.table_schemas import ACTIVITY, BACKLOG_TIME
 
 NOON = 1_800_000_000 * 1_000_000 // HOUR_US * HOUR_US
 SECOND = 1_000_000
-H = Happening
+H = ActivityKind
 
 
-def _activity(*events: tuple[float, Happening] | tuple[float, Happening, int], entity: str = "orders") -> pa.Table:
+def _activity(
+    *events: tuple[float, ActivityKind] | tuple[float, ActivityKind, int], entity: str = "orders"
+) -> pa.Table:
     """Events at minutes after noon; each a single one unless a number is given."""
-    rows: dict[tuple[int, int], dict[str, object]] = {}
+    rows: dict[tuple[int, str], dict[str, object]] = {}
     for minute, kind, *number in events:
         at = NOON + round(minute * MINUTE_US)
         count = number[0] if number else 1
@@ -28,10 +34,9 @@ def _activity(*events: tuple[float, Happening] | tuple[float, Happening, int], e
         row = rows.setdefault(
             key,
             {
-                "minute_us": key[0] * MINUTE_US,
                 "pairing": "p",
                 "entity": entity,
-                "kind": int(kind),
+                "kind": kind.value,
                 "count": 0,
                 "first_us": at,
                 "last_us": at,
@@ -39,7 +44,10 @@ def _activity(*events: tuple[float, Happening] | tuple[float, Happening, int], e
         )
         row["count"] += count  # type: ignore[operator]
         row["first_us"], row["last_us"] = min(at, row["first_us"]), max(at, row["last_us"])  # type: ignore[type-var]
-    return pa.Table.from_pylist(list(rows.values()), schema=ACTIVITY)
+    times = {key: (moment(row.pop("first_us")), moment(row.pop("last_us"))) for key, row in rows.items()}  # type: ignore[arg-type]
+    return table_of(
+        ACTIVITY, [{**row, "first_time": times[key][0], "last_time": times[key][1]} for key, row in rows.items()]
+    )
 
 
 def _only(found: Iterable[Outage]) -> Outage:
@@ -145,26 +153,35 @@ def test_entities_have_outages_of_their_own() -> None:
 
 def test_time_in_the_backlog_is_that_of_messages_that_were_moved() -> None:
     wait = 90 * SECOND
+    noon, orders, moved = moment(NOON), {"entity": "orders"}, {"state": "moved"}
     rows = [
-        {"hour_us": NOON, "entity": "orders", "bucket": bucket_of(wait), "count": 9, "max_us": wait},
-        {"hour_us": NOON, "entity": "orders", "bucket": OPEN_BUCKET, "count": 100, "max_us": 0},
-        {"hour_us": NOON + 9 * HOUR_US, "entity": "orders", "bucket": 1, "count": 100, "max_us": 2},
-        {"hour_us": NOON, "entity": "bills", "bucket": 1, "count": 100, "max_us": 2},
+        {"hour": noon, **orders, **moved, "bucket": bucket_of(wait), "count": 9, "max_us": wait},
+        {"hour": noon, **orders, "state": "waiting", "bucket": None, "count": 100, "max_us": 0},
+        {"hour": noon, **orders, "state": "dead_lettered", "bucket": None, "count": 100, "max_us": 5 * wait},
+        {"hour": moment(NOON + 9 * HOUR_US), **orders, **moved, "bucket": 1, "count": 100, "max_us": 2},
+        {"hour": noon, "entity": "bills", **moved, "bucket": 1, "count": 100, "max_us": 2},
     ]
-    found = _only(outages_of(_activity((0, H.DIVERTED), (1, H.PING)), pa.Table.from_pylist(rows, schema=WAITS)))
+    found = _only(outages_of(_activity((0, H.DIVERTED), (1, H.PING)), table_of(BACKLOG_TIME, rows)))
     assert found.backlog_seconds_p50 == pytest.approx(90, rel=0.05)
     assert found.backlog_seconds_max == 90
     assert found.to_json()["backlog_seconds_max"] == 90
 
 
+def test_kinds_of_a_later_release_are_left_out() -> None:
+    table = _activity((0, H.DIVERTED), (1, H.PING))
+    kinds = pa.array(["code_25" if kind == "ping" else kind for kind in table["kind"].to_pylist()])
+    later = table.set_column(table.schema.get_field_index("kind"), "kind", kinds)
+    assert _only(outages_of(later)).pings == 0
+
+
 events = st.tuples(
-    st.integers(0, 600).map(lambda tenth: tenth / 2), st.sampled_from(list(Happening)), st.integers(1, 5)
+    st.integers(0, 600).map(lambda tenth: tenth / 2), st.sampled_from(list(ActivityKind)), st.integers(1, 5)
 )
 
 
 @given(given_events=st.lists(events, max_size=40))
 def test_outages_are_apart_in_order_and_nothing_is_counted_twice(
-    given_events: list[tuple[float, Happening, int]],
+    given_events: list[tuple[float, ActivityKind, int]],
 ) -> None:
     table = _activity(*given_events)
     found = outages_of(table)

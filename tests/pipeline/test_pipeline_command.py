@@ -55,7 +55,7 @@ def test_a_run_says_what_it_has_read_and_what_there_is(ledger: Path, spark: Spar
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     assert answer.keys() == {
-        "results", "snapshot", "published", "seconds", "ingested", "ledger", "set_aside", "reconciliation"
+        "results", "snapshot", "published", "seconds", "ingested", "ledger", "unreadable", "reconciliation"
     }  # fmt: skip
     assert answer["results"] == f"file://{ledger}-results"
     assert (answer["snapshot"], answer["published"]) == (1, True)
@@ -71,14 +71,14 @@ def test_a_run_says_what_it_has_read_and_what_there_is(ledger: Path, spark: Spar
         "first": "2026-11-01T00:00:00.000000+00:00",
         "last": "2026-11-01T00:00:00.000009+00:00",
     }
-    assert answer["set_aside"] == [{"path": "notes.txt", "reason": "not a file of a ledger"}]
+    assert answer["unreadable"] == [{"path": "notes.txt", "reason": "not in a day folder of a ledger"}]
     assert answer["reconciliation"]["acknowledged"] == 3
 
     again = run("run", str(ledger))
     assert again.exit_code == 0
     assert "nothing has changed" in again.stdout
-    assert "4 rows of 1 days in 2 files; 1 rows were there twice, 5 are missing" in again.stdout
-    assert "notes.txt was left out: not a file of a ledger" in again.stderr
+    assert "ledger: 4 rows of 1 day in 2 files; 1 repeated row, 5 dropped rows" in again.stdout
+    assert "notes.txt was left out: not in a day folder of a ledger" in again.stderr
 
 
 def test_reconciliation_can_be_left_out_and_results_kept_elsewhere(
@@ -86,22 +86,31 @@ def test_reconciliation_can_be_left_out_and_results_kept_elsewhere(
 ) -> None:
     result = run("run", str(ledger), "--results", str(tmp_path / "elsewhere"), "--no-reconcile", "--json")
     assert json.loads(result.stdout)["reconciliation"] is None
-    assert (tmp_path / "elsewhere" / "snapshots" / "0000000001.json").is_file()
+    assert (tmp_path / "elsewhere" / "usage" / "day=2026-11-01").is_dir()
+    assert not (tmp_path / "elsewhere" / "verdicts").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run", "{nothing}"], 1, "there is no ledger at "),
-        (["watch", "{nothing}"], 1, "there is no ledger at "),
+        (["run", "{nothing}"], 2, "there is no ledger at "),
+        (["watch", "{nothing}"], 2, "there is no ledger at "),
         (["watch", "{ledger}", "--interval", "0"], 2, "interval must be from 1 to 86400 seconds"),
         (["run", "{ledger}", "--log-level", "loud"], 2, "--log-level must be one of"),
         (["run", "{ledger}", "--patience", "31d"], 2, "--patience must be from 0 to 30 days, not 31d"),
         (["watch", "{ledger}", "--patience", "soon"], 2, "--patience must be a duration"),
-        (["run", "{ledger}", "--results", "sftp://host/x"], 2, "--results: "),
-        (["run", "{ledger}", "--results", "{ledger}"], 2, "--results must be a place of their own"),
+        (
+            ["run", "{ledger}", "--results", "abfs://container/x"],
+            2,
+            "--results: abfs://container/x does not name",
+        ),
+        (["run", "{ledger}", "--results", "{ledger}"], 2, "--results must be outside the ledger"),
         (["run", "{ledger}", "--results", "{file}"], 2, "--results must be a folder"),
-        (["run", "{ledger}", "--results", "/proc/none/here"], 1, "--results: the folder cannot be made"),
+        (["run", "{ledger}", "--results", "/proc/none/here"], 2, "--results: the folder cannot be created"),
+        (["run", "{ledger}", "--horizon", "0"], 2, "--horizon must be from 1 to 366, got 0"),
+        (["run", "{ledger}", "--format", "nonsense"], 2, "this Spark cannot write nonsense tables to "),
+        (["run", "{empty}"], 2, "there are no files of a ledger at "),
+        (["run", "{ledger}", "--storage-option", "key"], 2, "--storage-option must be KEY=VALUE"),
         (["run", "{ledger}", "--master", "nonsense"], 2, "master must be one of"),
         (["run", "{ledger}", "--memory", "much"], 2, "memory must be"),
         (["run", "{ledger}", "--master", "local[2]", "--remote", "sc://host"], 2, "not both"),
@@ -112,12 +121,16 @@ def test_what_cannot_be_done_is_said_in_a_line(
 ) -> None:
     file = ledger.with_name("file")
     file.touch()
-    places = {"{nothing}": str(ledger.with_name("nothing")), "{ledger}": str(ledger), "{file}": str(file)}
+    empty = ledger.with_name("empty")
+    (empty / "day=2026-11-01").mkdir(parents=True)
+    given = {"nothing": ledger.with_name("nothing"), "ledger": ledger, "file": file, "empty": empty}
+    places = {f"{{{name}}}": str(path) for name, path in given.items()}
     result = run(*(places.get(one, one) for one in arguments))
     assert result.exit_code == code, result.output
     assert result.stderr.startswith("twinbus pipeline: ")
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+    assert not list(ledger.parent.glob("*-results"))
 
 
 def test_watching_ends_with_a_signal(ledger: Path) -> None:

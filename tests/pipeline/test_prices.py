@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pipeline.prices import (
+from twinbus.report.cost.prices import (
     MILLION,
     PriceBook,
     PriceError,

@@ -11,13 +11,11 @@ from bench.ledger_shape import Expected, Shape
 from bench.ledgers import generate
 
 from twinbus.ledger.recorder import Stage
-from twinbus.pipeline.ingest import ingest
-from twinbus.pipeline.prices import load_prices
-from twinbus.pipeline.reconciliation import reconcile
-from twinbus.pipeline.report.assemble import Wishes, assemble, open_results
-from twinbus.pipeline.report.document import Report
-from twinbus.pipeline.report.html import render
-from twinbus.pipeline.results import Results, default_results
+from twinbus.report.assemble import Wishes, assemble, open_results
+from twinbus.report.cost.prices import load_prices
+from twinbus.report.document import Report
+from twinbus.report.render.html import render
+from twinbus.spark import run_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +29,7 @@ SHAPE = Shape(rows=12_000, entities=3, days=1, outages=2, lost=3, unexpected=2, 
 def known(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Expected, Report]:
     ledger: Path = tmp_path_factory.mktemp("of-ledger") / "ledger"
     expected = generate(ledger, SHAPE)
-    ingest(spark, ledger, Results.open(default_results(ledger)), reconcile=reconcile)
+    run_pipeline(spark, ledger)
     return expected, assemble(open_results(str(ledger)), Wishes(book=load_prices()))
 
 

@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from twinbus import __version__
-from twinbus.pipeline.errors import SparkNotStarted, WorkersUnprepared
-from twinbus.pipeline.session import check_workers, is_running, running_spark, spark_session
+from twinbus.spark.drain.worker_check import check_workers
+from twinbus.spark.pipeline_errors import SparkNotStartedError, WorkersUnpreparedError
+from twinbus.spark.session import is_running, running_spark, spark_session
 
 TIME_ZONE = "spark.sql.session.timeZone"
 
@@ -44,13 +45,13 @@ def test_a_session_that_was_there_is_not_stopped(spark: SparkSession) -> None:
 
 
 def test_another_master_is_refused_while_spark_runs(spark: SparkSession) -> None:
-    with pytest.raises(SparkNotStarted, match="Spark runs in this process already"):
+    with pytest.raises(SparkNotStartedError, match="Spark runs in this process already"):
         spark_session(master="local[2,4]")
     assert spark.range(3).count() == 3
 
 
 def test_a_setting_that_cannot_be_changed_any_more_is_named(spark: SparkSession) -> None:
-    with pytest.raises(SparkNotStarted, match=r"does not let spark\.driver\.memory be set"):
+    with pytest.raises(SparkNotStartedError, match=r"does not let spark\.driver\.memory be set"):
         spark_session(config={"spark.driver.memory": "2g"})
 
 
@@ -65,11 +66,11 @@ def test_workers_without_our_package_are_reported(
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
-    with pytest.raises(WorkersUnprepared, match=rf"need twinbus {__version__}, they have none"):
+    with pytest.raises(WorkersUnpreparedError, match=rf"needs twinbus {__version__}, it has none"):
         check_workers(spark)
 
 
 def test_workers_that_do_not_start_are_reported(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "no-such-python")
-    with pytest.raises(WorkersUnprepared, match="do not work"):
+    with pytest.raises(WorkersUnpreparedError, match="do not work"):
         check_workers(spark)

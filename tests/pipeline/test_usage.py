@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from tests.ledger.rows import DAY, HOUR, NOON, a_send, operations
 
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
-from twinbus.pipeline.usage import (
-    PAIRING_STAGES,
-    Usage,
-    billed_units,
-    units_of,
-    usage_of,
-)
+from twinbus.tables.billed_units import PAIRING_STAGES, Usage, billed_units, units_of, usage_of
 
 KB = 1024
 QUEUE = "contoso/x-servicebus-transfer/0"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pipeline.verdict import ANOMALIES, WORDS, Facts, judge
+from twinbus.tables.verdict import ANOMALIES, WORDS, Facts, judge
 
 DONE, FAILED, UNKNOWN = "done", "failed", "unknown"
 #: What can happen to a message, as the ledger tells it.
@@ -32,8 +32,8 @@ def facts_of(history: list[tuple[str, str | int]], by_receivers: bool, is_over: 
         completed=count("complete"),
         dead=count("dead_letter"),
         received=len({how for name, how in history if name == "receive"}),
-        by_receivers=int(by_receivers),
-        is_over=int(is_over),
+        by_receivers=by_receivers,
+        is_over=is_over,
     )
 
 
@@ -97,26 +97,26 @@ DIVERTED = Facts(sends=1, acknowledged=1)
     [
         (Facts(), set()),
         (SENT, {"attempted", "acknowledged", "ok"}),
-        (replace(SENT, received=1, by_receivers=1), {"attempted", "acknowledged", "ok"}),
-        (replace(SENT, by_receivers=1), {"attempted", "acknowledged", "in_flight"}),
-        (replace(SENT, by_receivers=1, is_over=1), {"attempted", "acknowledged", "lost"}),
+        (replace(SENT, received=1, by_receivers=True), {"attempted", "acknowledged", "ok"}),
+        (replace(SENT, by_receivers=True), {"attempted", "acknowledged", "in_flight"}),
+        (replace(SENT, by_receivers=True, is_over=True), {"attempted", "acknowledged", "lost"}),
         (DIVERTED, {"attempted", "acknowledged", "in_flight"}),
-        (replace(DIVERTED, is_over=1), {"attempted", "acknowledged", "lost"}),
+        (replace(DIVERTED, is_over=True), {"attempted", "acknowledged", "lost"}),
         # Completed, and no move: the ledger itself says that it is gone.
         (replace(DIVERTED, held=2, completed=1), {"attempted", "acknowledged", "lost"}),
         (replace(DIVERTED, held=2, dead=1), {"attempted", "acknowledged", "dead_lettered"}),
         # A dead letter that was sent again and accepted is none any more.
         (replace(DIVERTED, held=3, dead=1, accepted=1), {"attempted", "acknowledged", "ok"}),
-        (replace(DIVERTED, held=3, dead=1, accepted=1, by_receivers=1), {"attempted", "acknowledged", "in_flight"}),
+        (replace(DIVERTED, held=3, dead=1, accepted=1, by_receivers=True), {"attempted", "acknowledged", "in_flight"}),
         (Facts(sends=3), {"attempted", "unconfirmed"}),
-        (Facts(sends=1, received=1, by_receivers=1), {"attempted", "ok", "recovered"}),
+        (Facts(sends=1, received=1, by_receivers=True), {"attempted", "ok", "recovered"}),
         # The sender was killed before its row was written, but the message lay in the backlog.
         (Facts(held=2, accepted=1), {"attempted", "ok", "recovered"}),
-        (Facts(received=1, by_receivers=1), {"unexpected"}),
-        (Facts(received=2, by_receivers=1), {"unexpected", "duplicated"}),
+        (Facts(received=1, by_receivers=True), {"unexpected"}),
+        (Facts(received=2, by_receivers=True), {"unexpected", "duplicated"}),
         (replace(SENT, accepted=2), {"attempted", "acknowledged", "ok", "duplicated"}),
         # Accepted twice, but the receivers, who know better, got it once: duplicate detection has worked.
-        (replace(SENT, accepted=2, received=1, by_receivers=1), {"attempted", "acknowledged", "ok"}),
+        (replace(SENT, accepted=2, received=1, by_receivers=True), {"attempted", "acknowledged", "ok"}),
     ],
 )
 def test_each_rule(facts: Facts, words: set[str]) -> None:

@@ -1,17 +1,17 @@
-"""Runs with many callers are drawn from the seed like everything else, and plain ones stay frequent."""
+"""Tests the scenarios with many callers that seeds draw."""
 
 from __future__ import annotations
 
 import math
 
-from twinbus.proof.simulation.callers import MAX_LATENCY, QUEUE_STATES, scenario_of
-from twinbus.proof.simulation.scenario import PRIMARY, Deed, Scenario, plain_scenario
+from proof.simulation.callers import MAX_LATENCY, QUEUE_STATES, scenario_of
+from proof.simulation.scenario import PRIMARY, Action, Scenario, plain_scenario
 
 SCENARIOS = [scenario_of(seed) for seed in range(400)]
 
 
 def _bursts(scenario: Scenario) -> set[int]:
-    """How many callers each burst has."""
+    """The number of callers of each burst."""
     names = [send.message_ids[0].rsplit("-", 1)[0] for send in scenario.sends if send.is_in_burst]
     return {names.count(name) for name in names}
 
@@ -20,21 +20,21 @@ def _share(scenarios: list[Scenario]) -> float:
     return len(scenarios) / len(SCENARIOS)
 
 
-def test_a_scenario_is_the_same_for_the_same_seed() -> None:
+def test_same_seed_draws_same_scenario() -> None:
     assert [scenario_of(seed) for seed in range(50)] == SCENARIOS[:50]
 
 
-def test_plain_runs_stay_frequent() -> None:
-    assert 0.3 < _share([one for one in SCENARIOS if one == plain_scenario(one.seed)]) < 0.5
+def test_plain_scenarios_stay_frequent() -> None:
+    assert 0.3 < _share([scenario for scenario in SCENARIOS if scenario == plain_scenario(scenario.seed)]) < 0.5
 
 
 def test_bursts_have_8_or_64_callers() -> None:
     assert set().union(*map(_bursts, SCENARIOS)) == {8, 64}
-    assert _share([one for one in SCENARIOS if 64 in _bursts(one)]) > 0.1
+    assert _share([scenario for scenario in SCENARIOS if 64 in _bursts(scenario)]) > 0.1
 
 
 def test_callers_have_timeouts_from_a_millisecond_and_cancel() -> None:
-    sends = [send for one in SCENARIOS for send in one.sends if send.is_in_burst]
+    sends = [send for scenario in SCENARIOS for send in scenario.sends if send.is_in_burst]
     timeouts = [send.timeout for send in sends if send.timeout is not None]
     assert 0.001 <= min(timeouts) < 0.002
     assert max(timeouts) > 5.0
@@ -43,22 +43,29 @@ def test_callers_have_timeouts_from_a_millisecond_and_cancel() -> None:
 
 
 def test_requests_take_up_to_200_ms() -> None:
-    latencies = [most for one in SCENARIOS for _, most in one.latencies]
+    latencies = [most for scenario in SCENARIOS for _, most in scenario.latencies]
     assert 0.08 < max(latencies) <= MAX_LATENCY
 
 
-def test_some_processes_are_starved() -> None:
-    assert _share([one for one in SCENARIOS if any(deed.deed is Deed.STARVE for deed in one.deeds)]) > 0.1
+def test_some_scenarios_starve_the_process() -> None:
+    assert (
+        _share(
+            [scenario for scenario in SCENARIOS if any(action.action is Action.STARVE for action in scenario.actions)]
+        )
+        > 0.1
+    )
 
 
-def test_backlog_queues_are_in_every_state_for_a_while_or_for_good() -> None:
-    faults = [fault for one in SCENARIOS for fault in one.faults if fault.namespace != PRIMARY and fault.entity]
-    assert {fault.weather for fault in faults} >= set(QUEUE_STATES)
+def test_backlog_queues_have_temporary_and_permanent_faults() -> None:
+    faults = [
+        fault for scenario in SCENARIOS for fault in scenario.faults if fault.namespace != PRIMARY and fault.entity
+    ]
+    assert {fault.kind for fault in faults} >= set(QUEUE_STATES)
     assert any(fault.end == math.inf for fault in faults)
     assert any(fault.end < math.inf for fault in faults)
 
 
-def test_some_sessions_are_busy_where_order_is_kept() -> None:
-    busy = [one for one in SCENARIOS if one.busy_sessions]
+def test_busy_sessions_are_ordered() -> None:
+    busy = [scenario for scenario in SCENARIOS if scenario.busy_sessions]
     assert _share(busy) > 0.05
-    assert {one.options.order for one in busy} == {"session"}
+    assert {scenario.options.order for scenario in busy} == {"session"}

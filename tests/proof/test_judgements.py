@@ -1,4 +1,4 @@
-"""What no history shows is judged exactly as strictly as it is promised: no more, no less."""
+"""Tests the checks beyond the history: each is exactly as strict as the promise to callers."""
 
 from __future__ import annotations
 
@@ -8,43 +8,35 @@ from typing import Any
 
 import pytest
 from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusConnectionError
+from proof.history import History
+from proof.simulation.application import Call
+from proof.simulation.judgements import Record, complaints
+from proof.simulation.network import Fault, FaultKind
+from proof.simulation.scenario import PRIMARY, SECONDARY, Action, PlannedAction, PlannedSend, Queue, Scenario
+from proof.simulation.virtual_time import START
 
-from twinbus.pairing.errors import AttemptTimeoutError, BacklogUnavailableError
 from twinbus.pairing.events import BacklogQueueRetired, Event, FailedOver, Recovered, Suspected
+from twinbus.pairing.failover.error_classification import FailoverPolicy
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.policy import FailoverPolicy
-from twinbus.proof.history import History
-from twinbus.proof.simulation.application import Call
-from twinbus.proof.simulation.judgements import Record, complaints
-from twinbus.proof.simulation.network import Fault, Weather
-from twinbus.proof.simulation.scenario import (
-    PRIMARY,
-    SECONDARY,
-    Deed,
-    PlannedDeed,
-    PlannedSend,
-    Queue,
-    Scenario,
-)
-from twinbus.proof.simulation.virtual_time import START
+from twinbus.pairing.pairing_errors import AttemptTimeoutError, BacklogUnavailableError
 
 ORDERS = Queue("orders", requires_session=False, duplicate_window=None, shows_pings=False)
 QUEUES = ["contoso/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/1"]
 LOST = ServiceBusConnectionError(message="gone")
-OUTAGE = Fault(Weather.REFUSE, PRIMARY, None, 10.0, 20.0)
-SILENCE = Fault(Weather.BLACK_HOLE, PRIMARY, None, 10.0, 60.0)
+OUTAGE = Fault(FaultKind.REFUSE, PRIMARY, None, 10.0, 20.0)
+SILENCE = Fault(FaultKind.BLACK_HOLE, PRIMARY, None, 10.0, 60.0)
 
 
-def _scenario(*faults: Fault, deeds: tuple[PlannedDeed, ...] = (), **options: Any) -> Scenario:
-    given = {"backlog_queue_count": 2, "failover_interval": 1, "attempt_timeout": 1, "backlog_cooldown": 2, **options}
+def _scenario(*faults: Fault, actions: tuple[PlannedAction, ...] = (), **options: Any) -> Scenario:
+    values = {"backlog_queue_count": 2, "failover_interval": 1, "attempt_timeout": 1, "backlog_cooldown": 2, **options}
     return Scenario(
         0,
-        SendAvailabilityOptions(**given),
+        SendAvailabilityOptions(**values),
         (ORDERS,),
         (ORDERS,),
         (),
         faults,
-        deeds,
+        actions,
         0.0,
         has_ledger=False,
         skews=(0.0, 0.0),
@@ -74,111 +66,111 @@ def _complaints(scenario: Scenario, *calls: Call, **more: Any) -> list[str]:
     return list(complaints(record))
 
 
-def _first_word(found: list[str]) -> str:
-    return found[0].split(":")[0] if found else ""
+def _first_word(texts: list[str]) -> str:
+    return texts[0].split(":")[0] if texts else ""
 
 
 # ---- alarms ----
 
 
 @pytest.mark.parametrize("event", [Suspected(entity="orders", error=LOST), FailedOver(entity="orders", error=LOST)])
-def test_an_alarm_needs_a_fault_of_the_entity(event: Event) -> None:
-    found = _events((12.0, event))
-    assert "false alarm" in _complaints(_scenario(), events=found)[0]
-    assert "false alarm" in _complaints(_scenario(replace(OUTAGE, entity="bills")), events=found)[0]
-    assert _complaints(_scenario(OUTAGE), events=found) == []
+def test_alarm_without_fault_of_the_entity_is_false(event: Event) -> None:
+    events = _events((12.0, event))
+    assert "false alarm" in _complaints(_scenario(), events=events)[0]
+    assert "false alarm" in _complaints(_scenario(replace(OUTAGE, entity="bills")), events=events)[0]
+    assert _complaints(_scenario(OUTAGE), events=events) == []
 
 
-def test_a_failover_by_hand_is_no_alarm() -> None:
+def test_forced_failover_is_not_an_alarm() -> None:
     assert _complaints(_scenario(), events=_events((1.0, FailedOver(entity="orders", error=None, forced=True)))) == []
 
 
-@pytest.mark.parametrize("weather", [Weather.QUOTA, Weather.DISABLED])
-def test_a_refusal_is_a_reason_only_if_the_policy_says_so(weather: Weather) -> None:
-    fault = replace(OUTAGE, weather=weather)
-    found = _events((12.0, Suspected(entity="orders", error=LOST)))
-    assert len(_complaints(_scenario(fault), events=found)) == 1
-    assert _complaints(_scenario(fault, policy=FailoverPolicy.documented()), events=found) == []
+@pytest.mark.parametrize("kind", [FaultKind.QUOTA, FaultKind.DISABLED])
+def test_refusal_justifies_alarm_only_if_the_policy_counts_it(kind: FaultKind) -> None:
+    fault = replace(OUTAGE, kind=kind)
+    events = _events((12.0, Suspected(entity="orders", error=LOST)))
+    assert len(_complaints(_scenario(fault), events=events)) == 1
+    assert _complaints(_scenario(fault, policy=FailoverPolicy.documented()), events=events) == []
 
 
-def test_a_healthy_backlog_queue_is_not_retired() -> None:
-    found = _events((12.0, BacklogQueueRetired(queue=QUEUES[0], error=LOST)))
-    fault = Fault(Weather.QUOTA, SECONDARY, QUEUES[0], 0.0, 20.0)
-    assert "false retirement" in _complaints(_scenario(), events=found)[0]
-    assert "false retirement" in _complaints(_scenario(replace(fault, entity=QUEUES[1])), events=found)[0]
-    assert _complaints(_scenario(fault), events=found) == []
+def test_retiring_a_healthy_backlog_queue_is_false() -> None:
+    events = _events((12.0, BacklogQueueRetired(queue=QUEUES[0], error=LOST)))
+    fault = Fault(FaultKind.QUOTA, SECONDARY, QUEUES[0], 0.0, 20.0)
+    assert "false retirement" in _complaints(_scenario(), events=events)[0]
+    assert "false retirement" in _complaints(_scenario(replace(fault, entity=QUEUES[1])), events=events)[0]
+    assert _complaints(_scenario(fault), events=events) == []
 
 
-# ---- calls while all is well ----
+# ---- calls to a healthy primary ----
 
 
-def test_a_patient_call_is_not_diverted_while_all_is_well() -> None:
+def test_diverting_a_call_without_timeout_needs_a_fault() -> None:
     assert "needless diversion" in _complaints(_scenario(), _call(route="backlog"))[0]
     assert _complaints(_scenario(), _call(route="backlog", timeout=1.0)) == []
     assert _complaints(_scenario(), _call(route="backlog"), starved=[(4.0, 5.005)]) == []
     assert _complaints(_scenario(OUTAGE), _call(route="backlog")) == []
-    by_hand = PlannedDeed(1.0, Deed.FAIL_OVER, 0, 0.0)
-    assert _complaints(_scenario(deeds=(by_hand,)), _call(route="backlog")) == []
+    forced = PlannedAction(1.0, Action.FAIL_OVER, 0, 0.0)
+    assert _complaints(_scenario(actions=(forced,)), _call(route="backlog")) == []
 
 
-def test_a_patient_call_may_follow_its_session_into_the_backlog() -> None:
+def test_call_may_follow_its_session_to_the_backlog() -> None:
     before = _call("before", 1.0, route="backlog", timeout=0.01, session="s0")
     assert _complaints(_scenario(order="session"), before, _call(route="backlog", session="s0")) == []
     assert len(_complaints(_scenario(), before, _call(route="backlog", session="s0"))) == 1
     assert len(_complaints(_scenario(order="session"), before, _call(route="backlog", session="s1"))) == 1
 
 
-def test_a_patient_call_is_not_told_of_an_outage_while_all_is_well() -> None:
+def test_outage_error_without_timeout_needs_a_fault() -> None:
     error = AttemptTimeoutError("orders", 1.0)
     assert "needless error" in _complaints(_scenario(), _call(route=None, error=error))[0]
     assert _complaints(_scenario(), _call(route=None, error=error, is_broken_off=True)) == []
     assert _complaints(_scenario(), _call(route=None, error=ValueError("closed"))) == []
 
 
-def test_a_call_that_is_left_alone_is_sent_once() -> None:
+def test_unconstrained_call_is_sent_once() -> None:
     assert "disturbed" in _complaints(_scenario(), _call(), sent={"one": 2})[0]
     assert _complaints(_scenario(), _call(timeout=1.0), sent={"one": 2}) == []
-    assert _complaints(_scenario(replace(OUTAGE, weather=Weather.BUSY)), _call(), sent={"one": 2}) == []
+    assert _complaints(_scenario(replace(OUTAGE, kind=FaultKind.BUSY)), _call(), sent={"one": 2}) == []
 
 
 # ---- refusals ----
 
-NOWHERE = BacklogUnavailableError("orders", LOST, {})
+NO_QUEUE = BacklogUnavailableError("orders", LOST, {})
 
 
-def test_a_call_is_not_refused_while_a_backlog_queue_takes_messages() -> None:
-    call = _call(at=15.0, route=None, error=NOWHERE)
-    full = [Fault(Weather.QUOTA, SECONDARY, queue, 0.0, math.inf) for queue in QUEUES]
+def test_call_is_not_refused_while_a_backlog_queue_is_available() -> None:
+    call = _call(at=15.0, route=None, error=NO_QUEUE)
+    full = [Fault(FaultKind.QUOTA, SECONDARY, queue, 0.0, math.inf) for queue in QUEUES]
     assert "refused though" in _complaints(_scenario(OUTAGE), call)[0]
     assert "refused though" in _complaints(_scenario(OUTAGE, full[0]), call)[0]
     assert _complaints(_scenario(OUTAGE, *full), call) == []
-    assert _complaints(_scenario(OUTAGE), _call(at=15.0, route=None, error=NOWHERE, timeout=3.0)) == []
+    assert _complaints(_scenario(OUTAGE), _call(at=15.0, route=None, error=NO_QUEUE, timeout=3.0)) == []
 
 
-def test_a_queue_that_was_bad_a_moment_ago_may_be_out_of_the_rotation() -> None:
-    just_now = [Fault(Weather.QUOTA, SECONDARY, queue, 0.0, 14.0) for queue in QUEUES]
+def test_queue_that_just_recovered_may_be_out_of_rotation() -> None:
+    just_now = [Fault(FaultKind.QUOTA, SECONDARY, queue, 0.0, 14.0) for queue in QUEUES]
     long_ago = [replace(fault, end=5.0) for fault in just_now]
-    call = _call(at=15.0, route=None, error=NOWHERE)
+    call = _call(at=15.0, route=None, error=NO_QUEUE)
     assert _complaints(_scenario(OUTAGE, *just_now), call) == []
     assert len(_complaints(_scenario(OUTAGE, *long_ago), call)) == 1
 
 
-def test_what_a_queue_says_does_not_reach_the_caller() -> None:
+def test_backlog_queue_errors_do_not_reach_the_caller() -> None:
     call = _call(at=15.0, route=None, error=MessagingEntityDisabledError(message="disabled"))
     assert "refused though" in _complaints(_scenario(OUTAGE), call)[0]
-    assert _complaints(_scenario(OUTAGE, replace(OUTAGE, weather=Weather.DISABLED)), call) == []
+    assert _complaints(_scenario(OUTAGE, replace(OUTAGE, kind=FaultKind.DISABLED)), call) == []
 
 
 # ---- time ----
 
 
-def test_a_call_takes_no_longer_than_its_timeout() -> None:
+def test_call_longer_than_its_timeout_is_late() -> None:
     assert "late" in _complaints(_scenario(), _call(timeout=1.0, seconds=1.2))[0]
     assert _complaints(_scenario(), _call(timeout=1.0, seconds=1.01)) == []
     assert _complaints(_scenario(), _call(timeout=1.0, seconds=5.0), starved=[(6.0, 7.0)]) == []
 
 
-def test_a_silent_primary_is_failed_over_though_callers_are_impatient() -> None:
+def test_silent_primary_is_failed_over_despite_short_timeouts() -> None:
     call = _call(at=12.0, timeout=0.01, route="backlog")
     noticed = _events((16.0, FailedOver(entity="orders", error=LOST)))
     too_late = _events((20.0, FailedOver(entity="orders", error=LOST)))
@@ -190,13 +182,13 @@ def test_a_silent_primary_is_failed_over_though_callers_are_impatient() -> None:
     assert _complaints(_scenario(SILENCE, max_connections=2), call) == []
 
 
-def test_an_entity_that_was_failed_over_before_need_not_fail_over_again() -> None:
+def test_failed_over_entity_need_not_fail_over_again() -> None:
     call = _call(at=12.0, timeout=0.01, route="backlog")
     over, back = FailedOver(entity="orders", error=LOST), Recovered(entity="orders")
     fault = replace(OUTAGE, start=0.0, end=5.0)
     assert _complaints(_scenario(fault, SILENCE), call, events=_events((2.0, over))) == []
-    found = _complaints(_scenario(fault, SILENCE), call, events=_events((2.0, over), (6.0, back)))
-    assert _first_word(found) == "missed outage"
+    texts = _complaints(_scenario(fault, SILENCE), call, events=_events((2.0, over), (6.0, back)))
+    assert _first_word(texts) == "missed outage"
 
 
 # ---- order ----

@@ -1,11 +1,12 @@
-"""What the ledger says of a run, against what senders and receivers say."""
+"""Tests the comparison of the ledger's verdicts with the checker's."""
 
 from __future__ import annotations
 
+from proof.checker import Verdict, check
+from proof.history import History, Id
+from proof.ledger_words import disagreements
+
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
-from twinbus.proof.checker import Verdict, check
-from twinbus.proof.history import History
-from twinbus.proof.ledger_words import disagreements
 
 
 def _row(stage: Stage, kind: OperationKind = OperationKind.SEND, outcome: Outcome = Outcome.DONE) -> Operation:
@@ -32,38 +33,51 @@ def _verdict(*, arrived: bool = True) -> Verdict:
     return check(history)
 
 
-def test_they_agree_on_a_message_that_was_diverted_and_moved() -> None:
+def test_moved_message_agrees() -> None:
     complete = _row(Stage.BACKLOG_RECEIVE, OperationKind.COMPLETE)
     rows = [_row(Stage.BACKLOG_SEND), _row(Stage.PRIMARY_SEND), complete]
     assert disagreements(_verdict(), rows, completed=["1"]) == []
 
 
-def test_a_ledger_that_knows_nothing_of_an_acknowledged_message_disagrees() -> None:
+def test_missing_rows_of_acknowledged_message_disagree() -> None:
     assert disagreements(_verdict(), []) == ["only the checker says that 1 was acknowledged"]
 
 
-def test_a_completion_without_a_row_of_the_move_is_told() -> None:
+def test_completion_without_move_row_is_reported() -> None:
     rows = [_row(Stage.BACKLOG_SEND), _row(Stage.DIRECT, outcome=Outcome.UNKNOWN)]
-    found = disagreements(_verdict(), rows, completed=["1"])
-    assert "1 was completed in the backlog without a row of its move" in found
+    differences = disagreements(_verdict(), rows, completed=["1"])
+    assert "1 was completed in the backlog without a row of its move" in differences
 
 
-def test_they_agree_on_a_message_that_is_lost() -> None:
+def test_lost_message_agrees() -> None:
     assert disagreements(_verdict(arrived=False), [_row(Stage.BACKLOG_SEND)]) == []
 
 
-def test_a_dead_letter_that_was_only_planned_is_not_lost() -> None:
+def test_planned_dead_letter_is_not_lost() -> None:
     planned = _row(Stage.BACKLOG_RECEIVE, OperationKind.DEAD_LETTER, Outcome.PLANNED)
     assert disagreements(_verdict(), [_row(Stage.BACKLOG_SEND), planned]) == []
 
 
-def test_an_arrival_that_receivers_did_not_see_is_told() -> None:
-    found = disagreements(_verdict(arrived=False), [_row(Stage.DIRECT)])
-    assert "only the ledger says that 1 is ok" in found
+def test_arrival_unknown_to_receivers_is_reported() -> None:
+    differences = disagreements(_verdict(arrived=False), [_row(Stage.DIRECT)])
+    assert "only the ledger says that 1 is ok" in differences
 
 
-def test_a_message_that_nobody_sent_is_told() -> None:
+def test_message_that_no_client_sent_is_reported() -> None:
     history = History()
     history.drained()
-    found = disagreements(check(history), [_row(Stage.DIRECT)])
-    assert "the ledger knows of 1, which nobody sent" in found
+    differences = disagreements(check(history), [_row(Stage.DIRECT)])
+    assert "the ledger knows of 1, which no client sent" in differences
+
+
+def test_ledger_need_not_know_that_a_queue_was_deleted() -> None:
+    history = History()
+    history.attempt("orders", "1")
+    history.acknowledge("orders", "1")
+    history.delete("orders", "1")
+    history.drained()
+    verdict = check(history)
+    in_backlog, at_destination = [_row(Stage.BACKLOG_SEND)], [_row(Stage.DIRECT)]
+    assert disagreements(verdict, in_backlog, in_deleted_queues=[Id("orders", "1")]) == []
+    assert disagreements(verdict, at_destination, in_deleted_queues=[Id("orders", "1")]) == []
+    assert disagreements(verdict, in_backlog) == ["only the ledger says that 1 is lost"]

@@ -1,4 +1,4 @@
-"""A part of the fault matrix: real processes, the real SDK, a proxy between them, and the checker's verdict."""
+"""Runs part of the fault matrix with real processes, the real SDK and the proxy; tests plans and reports."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from proof.__main__ import app
+from proof.checker import check
+from proof.history import History
+from proof.matrix.catalogue import CATALOGUE, plans
+from proof.matrix.cells import Cell, Result, quantile
+from proof.matrix.matrix_report import BEGIN, END, document_of, summary, write
+from proof.matrix.traffic import SENDERS
 from typer.testing import CliRunner
 
-from twinbus.proof.__main__ import app
-from twinbus.proof.checker import check
-from twinbus.proof.history import History
-from twinbus.proof.matrix_catalogue import CATALOGUE, plans
-from twinbus.proof.matrix_cells import Cell, Result, quantile
-from twinbus.proof.matrix_report import BEGIN, END, document_of, summary, write
-from twinbus.proof.matrix_traffic import SENDERS
-
-#: One round of each family, with the works in which it is most at stake.
+#: One cell per family of faults, with the most critical work.
 REPRESENTATIVE = (
     "azure/reset-before-ack/primary/session/*",
     "azure/refuse/primary/batch/*",
@@ -33,11 +32,11 @@ REPRESENTATIVE = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_no_accepted_message_is_lost_whatever_goes_wrong() -> None:
-    command = [sys.executable, "-m", "twinbus.proof", "matrix", "--seed", "1", "--json"]
+def test_no_accepted_message_is_lost_in_representative_cells() -> None:
+    command = [sys.executable, "-m", "proof", "matrix", "--seed", "1", "--json"]
     for pattern in REPRESENTATIVE:
         command += ["--only", pattern]
-    # A process of its own: receivers of the SDK that are cut off leave sockets to the collector.
+    # In a separate process, because interrupted receivers of the SDK leak sockets.
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     rows = json.loads(run.stdout)["matrix"]["rows"]
@@ -48,28 +47,28 @@ def test_no_accepted_message_is_lost_whatever_goes_wrong() -> None:
 
 PLANTED = """
 from twinbus.pairing.sending._async.delivery import Delivery
-from twinbus.proof.__main__ import app
+from proof.__main__ import app
 
 async def forget(self, parcel, session, index, budget):
     self._pool(index)
     parcel.stored = len(parcel.message_ids)
 
-Delivery._store = forget  # what should go to the backlog is acknowledged, and stored nowhere
+Delivery._store = forget  # diverted messages are acknowledged but not stored
 app(["matrix", "--only", "default/refuse/primary/single/*", "--json"])
 """
 
 
 @pytest.mark.slow
-def test_a_sender_that_acknowledges_what_it_has_not_stored_is_caught() -> None:
+def test_acknowledging_unstored_messages_is_detected() -> None:
     run = subprocess.run([sys.executable, "-c", PLANTED], capture_output=True, text=True, check=False)
     assert run.returncode == 1, run.stderr
     (row,) = json.loads(run.stdout)["matrix"]["rows"]
     assert row["fired"] > 0
-    # Of a call that was cut off, the primary may have stored the message before it was diverted.
+    # The primary may have stored a message of an interrupted call before it was diverted.
     assert 0 < row["diverted"] - SENDERS <= row["lost"] <= row["diverted"]
 
 
-def test_every_fault_of_the_catalogue_has_cells_and_every_cell_one_name() -> None:
+def test_every_fault_has_cells_with_unique_names() -> None:
     cells = [cell for plan in plans() for cell in plan.cells]
     assert {cell.fault for cell in cells} == {entry.name for entry in CATALOGUE}
     assert len({cell.name for cell in cells}) == len(cells)
@@ -77,26 +76,26 @@ def test_every_fault_of_the_catalogue_has_cells_and_every_cell_one_name() -> Non
     assert len(cells) >= 1000
 
 
-def test_there_are_cells_with_many_callers_and_with_each_state_of_a_backlog_queue() -> None:
+def test_catalogue_covers_many_callers_and_queue_states() -> None:
     faults = {entry.name for entry in CATALOGUE}
     assert faults >= {f"callers-{count}-{ms}ms" for count in (8, 64) for ms in (30, 200)}
     assert faults >= {f"callers-{word}" for word in ("8-cancelled", "64-impatient", "blocked", "starved")}
     assert faults >= {f"queue-{state}" for state in ("full", "disabled", "deleted", "forbidden", "slow")}
 
 
-def test_the_next_seed_has_duplicate_detection_where_this_one_has_not() -> None:
+def test_next_seed_swaps_duplicate_detection() -> None:
     now, then = ([cell for plan in plans(seed=seed) for cell in plan.cells] for seed in (4, 5))
-    assert all(one.detects is not other.detects for one, other in zip(now, then, strict=True))
+    assert all(cell.detects is not other.detects for cell, other in zip(now, then, strict=True))
     again = [cell for plan in plans(seed=4) for cell in plan.cells]
     assert now == again
 
 
-def test_a_pattern_chooses_cells_and_a_wrong_one_is_bad_usage() -> None:
+def test_pattern_selects_cells_and_unknown_pattern_is_bad_usage() -> None:
     run = CliRunner().invoke(app, ["matrix", "--list", "--only", "azure/kill/primary/s*"])
     assert [line.split("/")[3] for line in run.stdout.split()] == ["single", "session", "scheduled"]
     run = CliRunner().invoke(app, ["matrix", "--only", "nothing"])
     assert run.exit_code == 2
-    assert "no cell is called 'nothing'" in run.stderr
+    assert "no cell matches 'nothing'" in run.stderr
 
 
 def _row(work: str, *, lost: bool) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def _row(work: str, *, lost: bool) -> dict[str, Any]:
     return result.to_json()
 
 
-def test_the_table_stands_between_its_marks_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
+def test_write_replaces_only_the_text_between_the_markers(tmp_path: Path) -> None:
     page = tmp_path / "proof.md"
     page.write_text(f"# The proof\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
     document = document_of([_row("single", lost=False), _row("topic", lost=True)], 3, 10.0)
@@ -127,13 +126,13 @@ def test_the_table_stands_between_its_marks_and_the_rest_of_the_page_stays(tmp_p
     assert json.loads((tmp_path / "proof.json").read_text()) == document
 
 
-def test_the_summary_adds_up_what_cells_lost() -> None:
+def test_summary_adds_up_lost_messages() -> None:
     document = document_of([_row("single", lost=False), _row("topic", lost=True)], 3, 10.0)
     assert document["matrix"]["lost"] == 1
     assert "Acknowledged 2, lost 1, unexpected 0" in summary(document)
 
 
-def test_times_are_quantiles_of_the_senders_and_of_the_cells() -> None:
+def test_failover_times_are_quantiles() -> None:
     row = _row("single", lost=False)
     assert (row["failover_p50"], row["failover_p99"]) == (0.5, 0.7)
     document = document_of([row, {**row, "failover_p50": None, "failover_p99": None}], 3, 10.0)

@@ -1,4 +1,4 @@
-"""The matrix finds the defects of the first release: each, planted in the process that sends, fails a cell."""
+"""Tests that the matrix detects the defects of the first release, planted in the sending process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.proof.planted import BUGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-#: The cell that shows each defect, and what is said about it.
+#: The cell that shows each defect, and the expected problem.
 CAUGHT_BY = {
     "waiting_for_a_link_is_evidence": ("callers-64-impatient/primary", "false alarm"),
     "a_cancelled_call_is_evidence": ("callers-8-cancelled/primary", "false alarm"),
@@ -19,35 +19,35 @@ CAUGHT_BY = {
     "a_disabled_queue_stays_in_the_rotation": ("queue-disabled/secondary", "MessagingEntityDisabledError"),
     "a_deleted_queue_stays_in_the_rotation": ("queue-deleted/secondary", "MessagingEntityNotFoundError"),
     "a_forbidden_queue_stays_in_the_rotation": ("queue-forbidden/secondary", "ServiceBusAuthorizationError"),
-    "a_busy_session_sticks_to_the_backlog": ("refuse/primary", "it did not go back"),
+    "a_busy_session_sticks_to_the_backlog": ("refuse/primary", "not back on the primary"),
     "the_timeout_of_an_impatient_caller_is_conclusive": ("callers-8-impatient/primary", "false alarm"),
-    "no_probe": ("black-hole-last-calls/primary", "it did not fail over"),
+    "no_probe": ("black-hole-last-calls/primary", "no failover"),
     "starvation_counts_as_an_outage": ("callers-blocked/primary", "false alarm"),
 }
 
 PLANTED = """
 import sys
 from tests.proof.planted import BUGS
-from twinbus.proof import matrix_rounds
-from twinbus.proof.__main__ import app
+from proof.matrix import rounds
+from proof.__main__ import app
 
 name, cell = sys.argv[1:]
-matrix_rounds.HOME_PATIENCE = 30.0  # a session that sticks would be waited for all of the time
+rounds.RECOVERY_SECONDS = 30.0  # do not wait the full time for a stuck session
 with next(bug for bug in BUGS if bug.name == name).plant():
     app(["matrix", "--only", cell])
 """
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY)
-def test_the_defect_fails_a_cell(name: str) -> None:
+def test_defect_fails_a_cell(name: str) -> None:
     place, text = CAUGHT_BY[name]
     work = "session" if name == "a_busy_session_sticks_to_the_backlog" else "single"
-    # A process of its own: what is planted must not stay.
+    # In a separate process, so that the planted bug does not stay.
     command = [sys.executable, "-c", PLANTED, name, f"default/{place}/{work}/*"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1, run.stderr
     assert text in run.stderr
 
 
-def test_the_defects_are_those_of_the_simulation() -> None:
+def test_defects_are_planted_bugs_of_the_simulation() -> None:
     assert set(CAUGHT_BY) <= {bug.name for bug in BUGS}

@@ -1,4 +1,4 @@
-"""A namespace with something to protect, and strangers of every kind."""
+"""Fixtures: a namespace to protect, and clients without the right to it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest_asyncio
-from tests.broker.raw_client import RawClient
+from tests.emulator.raw_client import RawClient
 
-from twinbus.broker import Namespace, NamespaceConfig, QueueDescription, SubscriptionDescription, TopicDescription
-from twinbus.broker.config import PolicyConfig, QueueConfig, TopicConfig
-from twinbus.broker.security import ALL_RIGHTS, Right, sign
+from twinbus.emulator import Namespace, NamespaceConfig, QueueDescription, SubscriptionDescription, TopicDescription
+from twinbus.emulator.auth.security import sign
+from twinbus.emulator.config.namespace_file import PolicyConfig, QueueConfig, TopicConfig
+from twinbus.servicebus.access_rights import ALL_RIGHTS, Right
 
-#: What strangers may use, and what they must not reach.
+#: The entity that a stranger may own, and those it must not reach.
 OWN, QUEUE, SESSIONS, TOPIC, SUBSCRIPTION = "orders", "payroll", "shifts", "bonus", "bonus/Subscriptions/bank"
 ROOT = "RootManageSharedAccessKey"
 
@@ -43,12 +44,12 @@ CONFIG = NamespaceConfig(
 
 @dataclass(frozen=True)
 class Stranger:
-    """Somebody with a token that is good for less than they want, if at all."""
+    """A client whose token does not give the access it tries."""
 
     name: str
     policy: str = ROOT
     key: str = ""
-    #: The only path that the token is for; None for what they want.
+    #: The path of the token; None for the path that is tried.
     path: str | None = None
     expires_in: float = 60.0
 
@@ -56,8 +57,8 @@ class Stranger:
         uri = f"sb://127.0.0.1/{self.path or path}"
         return sign(uri, self.policy, self.key or key_of(self.policy), time.time() + self.expires_in)
 
-    async def show_tokens(self, client: RawClient, *paths: str) -> None:
-        """Try to get in everywhere; whether that is refused here or later is not the point."""
+    async def put_tokens(self, client: RawClient, *paths: str) -> None:
+        """Put a token for each path; it may be refused here or at the operation."""
         for path in paths:
             properties = {
                 "operation": "put-token",

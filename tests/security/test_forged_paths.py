@@ -1,7 +1,7 @@
-"""Whoever can put a message into the backlog cannot make the syphon carry it where it should not go.
+"""A forged message in the backlog cannot make the syphon deliver it to a forbidden place.
 
-The forger has the Send right for a backlog queue, as every paired client has, and writes any `x-ms-path`. What arrived
-is counted at the primary.
+The forger has the Send right on a backlog queue, as every paired client has, and writes any `x-ms-path`. Arrivals are
+counted at the primary.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.broker.raw_client import encoded_message
+from tests.emulator.raw_client import encoded_message
 from tests.syphon.bus import PATIENCE, connect
 from tests.syphon.pumping import BACKLOG, LOCK_SECONDS, QUICK, Pair, bodies, counting, envelope, numbered
 
-from twinbus.amqp import sections
-from twinbus.amqp.encoding import encode
-from twinbus.broker import DEFAULT, Namespace, NamespaceConfig, Operation, QueueDescription
-from twinbus.broker.config import PolicyConfig, QueueConfig
-from twinbus.broker.security import AccessPolicy, Right, connection_string
-from twinbus.operations.dead_letters import Replay, list_dead_letters
-from twinbus.pairing import aliases
-from twinbus.pairing.naming import is_entity_path
+from twinbus.admin_tools.dead_letters import Replay, list_dead_letters
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.encoding import encode
+from twinbus.emulator import DEFAULT, FaultPoint, Namespace, NamespaceConfig, QueueDescription
+from twinbus.emulator.auth.security import AccessPolicy, connection_string
+from twinbus.emulator.config.namespace_file import PolicyConfig, QueueConfig
+from twinbus.envelope import aliases
 from twinbus.pairing.options import SyphonOptions
+from twinbus.servicebus.access_rights import Right
+from twinbus.servicebus.entity_paths import is_entity_path
 from twinbus.syphon.connector import Side
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.terms import Terms
 
-#: All of it is meant for `payroll`, or for something that only its owner may ask.
+#: Paths that try to reach `payroll`, or a node that needs more than the Send right.
 FORGED = (
     "payroll/$management",
     "PAYROLL/$Management",
@@ -60,8 +61,8 @@ async def pair() -> AsyncIterator[Pair]:
         yield running
 
 
-def schedules(destination: str) -> bytes:
-    """A message that is a request to schedule another one, if it gets to a management node."""
+def forged_schedule_request(destination: str) -> bytes:
+    """A message that would schedule another one if it reached a management node."""
     body = {"messages": [{"message-id": "forged", "message": encoded_message("forged", due_at=time.time() + 3600)}]}
     entries = [
         sections.entry(aliases.PATH, destination),
@@ -75,44 +76,50 @@ def schedules(destination: str) -> bytes:
     )
 
 
-async def test_a_forged_path_is_dead_lettered_and_reaches_nobody(pair: Pair) -> None:
-    asked = counting(pair.primary, "payroll", Operation.MANAGEMENT)
+async def test_forged_path_is_dead_lettered_and_not_delivered(pair: Pair) -> None:
+    requests = counting(pair.primary, "payroll", FaultPoint.MANAGEMENT)
     await pair.put([envelope(path) for path in FORGED])
-    await pair.put([schedules("payroll/$management"), schedules("orders/$management"), *numbered("orders", range(3))])
+    await pair.put(
+        [
+            forged_schedule_request("payroll/$management"),
+            forged_schedule_request("orders/$management"),
+            *numbered("orders", range(3)),
+        ]
+    )
     report = await pair.drain()
     assert await pair.arrived("orders") == bodies(range(3))
     payroll = pair.queue("payroll")
-    assert (payroll.activity.received, payroll.counters.scheduled, asked.fired) == (0, 0, 0)
+    assert (payroll.activity.received, payroll.counters.scheduled, requests.fired) == (0, 0, 0)
     assert report.is_empty
     letters = await pair.dead_letters()
     assert len(letters) == len(FORGED) + 2
-    assert {one["DeadLetterErrorDescription"] for one in letters} == {
+    assert {letter["DeadLetterErrorDescription"] for letter in letters} == {
         "The property 'x-ms-path' must be the path of a queue or topic."
     }
 
 
-async def test_the_owner_of_the_backlog_cannot_replay_a_forged_path_by_mistake(pair: Pair) -> None:
-    asked = counting(pair.primary, "payroll", Operation.MANAGEMENT)
-    await pair.put([schedules("payroll/$management")])
+async def test_replay_refuses_a_forged_path(pair: Pair) -> None:
+    requests = counting(pair.primary, "payroll", FaultPoint.MANAGEMENT)
+    await pair.put([forged_schedule_request("payroll/$management")])
     await pair.drain()
     async with connect(pair.primary) as primary, connect(pair.secondary) as secondary:
         letters = await list_dead_letters(secondary, BACKLOG, 10)
         report = await Replay(primary, secondary, pair.recorder).run(letters)
-    assert (report.moved, len(report.left), asked.fired) == (0, 1, 0)
+    assert (report.moved, len(report.left), requests.fired) == (0, 1, 0)
 
 
-async def test_what_is_not_on_the_allow_list_gets_nowhere_however_it_is_spelled(pair: Pair) -> None:
-    spelled = ["payroll", "/payroll/", "PayRoll", *FORGED]
-    await pair.put([envelope(path) for path in spelled])
+async def test_destination_outside_the_allow_list_gets_nothing_in_any_spelling(pair: Pair) -> None:
+    paths = ["payroll", "/payroll/", "PayRoll", *FORGED]
+    await pair.put([envelope(path) for path in paths])
     await pair.put(numbered("orders", range(3)))
-    attached = counting(pair.primary, "payroll", Operation.ATTACH)
+    attached = counting(pair.primary, "payroll", FaultPoint.ATTACH)
     await pair.drain(options={"destinations": ["orders"]})
     assert await pair.arrived("orders") == bodies(range(3))
     assert (pair.queue("payroll").activity.received, attached.fired) == (0, 0)
 
 
-async def test_a_syphon_reaches_no_more_than_its_own_key_does() -> None:
-    """Whatever the list says: a key that is good for one entity opens no other."""
+async def test_syphon_cannot_send_where_its_key_does_not_allow() -> None:
+    """A key for one entity gives no access to others, whatever the allow list says."""
     may_send = PolicyConfig("syphon", frozenset({Right.SEND}), "a2V5IG9mIHRoZSBzeXBob24=")
     orders = QueueConfig(QueueDescription("orders"), (may_send,))
     async with Pair(DEFAULT) as pair:
@@ -127,14 +134,14 @@ async def test_a_syphon_reaches_no_more_than_its_own_key_does() -> None:
             terms = Terms(options=SyphonOptions(**QUICK), lock_seconds=LOCK_SECONDS)
             async with asyncio.timeout(PATIENCE):
                 report = await SyphonHost(*sides, (BACKLOG,), terms).drain()
-            found = {path: primary.entities.resolve(path) for path in ("orders", "payroll")}
-            assert {path: node.queue.activity.received for path, node in found.items() if node} == {
+            nodes = {path: primary.entities.resolve(path) for path in ("orders", "payroll")}
+            assert {path: node.queue.activity.received for path, node in nodes.items() if node} == {
                 "orders": 3,
                 "payroll": 0,
             }
-            assert report.destinations["payroll"].parked == 3
+            assert report.destinations["payroll"].deferred == 3
 
 
 @pytest.mark.parametrize("path", ["orders", "/orders/", "sales/events", "a.b-c_d/x-y", "Ümläute", "with space", "a$b"])
-def test_paths_that_queues_and_topics_have_are_no_forgeries(path: str) -> None:
+def test_valid_entity_paths_are_accepted(path: str) -> None:
     assert is_entity_path(path)

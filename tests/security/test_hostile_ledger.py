@@ -1,8 +1,7 @@
-"""Files that somebody has put into a ledger's folder to do harm: they are set aside and named, and the rest is read."""
+"""Malicious files in a ledger's folder are reported as unreadable, and the rest is read."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -16,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from tests.ledger.rows import a_send, sends
 
-from twinbus.ledger.compact import compact
-from twinbus.ledger.layout import FileName
-from twinbus.ledger.reading import MAX_GROUP_ROWS, newest, read_ledger
-from twinbus.ledger.schema import REPLACES_KEY, SCHEMA, VERSION_KEY, to_batch
+from twinbus.ledger.compaction import compact
+from twinbus.ledger.layout import FileName, encode_claims, sidecar_name
+from twinbus.ledger.ledger_reader import MAX_CLAIMS_BYTES, MAX_GROUP_ROWS, newest, read_ledger
+from twinbus.ledger.schema import SCHEMA, VERSION_KEY, to_batch
 from twinbus.ledger.writer import LedgerWriter
 
 TODAY = "day=2026-11-16"
@@ -29,7 +28,7 @@ METADATA = {VERSION_KEY: b"1"}
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    """Ten good rows."""
+    """A ledger with ten valid rows."""
     with LedgerWriter(tmp_path / "ledger") as writer:
         for row in sends(10):
             writer.record(row)
@@ -53,30 +52,30 @@ def parquet(table: pa.Table, **options: Any) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def rows_like_ours(count: int) -> pa.Table:
+def valid_rows(count: int) -> pa.Table:
     return pa.Table.from_batches([to_batch([a_send(f"x-{number}") for number in range(count)])])
 
 
 def reasons(ledger: Path) -> dict[str, str]:
-    """What was set aside, when the good rows and no others were read."""
+    """The unreadable files and reasons; asserts that exactly the valid rows were read."""
     contents = read_ledger(ledger)
     assert contents.table.num_rows == 10
     assert newest(ledger, 100).table.num_rows == 10
-    return {Path(one.path).name: one.reason for one in contents.set_aside}
+    return {Path(file.path).name: file.reason for file in contents.unreadable}
 
 
-def test_a_file_that_is_cut_off_anywhere_is_set_aside(ledger: Path) -> None:
-    whole = parquet(rows_like_ours(50))
+def test_truncated_file_is_reported_as_unreadable(ledger: Path) -> None:
+    whole = parquet(valid_rows(50))
     for number, length in enumerate(range(0, len(whole), max(1, len(whole) // 40)), 1):
         hostile(ledger, whole[:length], number)
-    found = reasons(ledger)
-    assert len(found) >= 40
-    assert {reason.partition(":")[0] for reason in found.values()} == {"corrupt"}
+    unreadable = reasons(ledger)
+    assert len(unreadable) >= 40
+    assert {reason.partition(":")[0] for reason in unreadable.values()} == {"corrupt"}
 
 
-def test_bytes_that_were_changed_anywhere_never_end_the_reading(ledger: Path) -> None:
-    """What a changed byte says may still be a row; nobody promises that a ledger shows who wrote it."""
-    whole, chance = parquet(rows_like_ours(50)), random.Random(1)
+def test_changed_bytes_never_stop_the_reader(ledger: Path) -> None:
+    """A changed byte may still give a valid row: a ledger does not prove who wrote it."""
+    whole, chance = parquet(valid_rows(50)), random.Random(1)
     for number in range(60):
         data = bytearray(whole)
         for _ in range(chance.randint(1, 20)):
@@ -87,8 +86,8 @@ def test_bytes_that_were_changed_anywhere_never_end_the_reading(ledger: Path) ->
         assert len(ours) == 10, number
 
 
-def test_columns_of_other_kinds_are_named(ledger: Path) -> None:
-    table = rows_like_ours(3)
+def test_wrong_column_types_are_reported_by_name(ledger: Path) -> None:
+    table = valid_rows(3)
     for number, column in enumerate(table.column_names, 1):
         kind = pa.int64() if pa.types.is_string(table.schema.field(column).type) else pa.string()
         at = table.column_names.index(column)
@@ -96,29 +95,29 @@ def test_columns_of_other_kinds_are_named(ledger: Path) -> None:
     hostile(ledger, parquet(table.select(["op_id"])), 100)
     nested = pa.array([[{"a": 1}]] * 3)
     hostile(ledger, parquet(table.set_column(0, "op_id", nested)), 101)
-    found = reasons(ledger)
-    assert len(found) == len(table.column_names) + 2
-    assert all(reason.startswith("column ") for reason in found.values()), found
+    unreadable = reasons(ledger)
+    assert len(unreadable) == len(table.column_names) + 2
+    assert all(reason.startswith("column ") for reason in unreadable.values()), unreadable
 
 
 @pytest.mark.slow
-def test_a_small_file_with_millions_of_rows_is_refused_unread(ledger: Path) -> None:
-    """Rows that are all alike take next to nothing in a file, and gigabytes in memory: it may have no more than two."""
+def test_small_file_with_millions_of_rows_is_not_read(ledger: Path) -> None:
+    """Identical rows compress to almost nothing but take gigabytes in memory; the child may use 2 GiB."""
     count = MAX_GROUP_ROWS + 1
-    one = rows_like_ours(1)
+    row = valid_rows(1)
     text = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array(["a" * 1000]))
     columns = {
-        field.name: text if pa.types.is_string(field.type) else pa.repeat(one[field.name][0], count)
+        field.name: text if pa.types.is_string(field.type) else pa.repeat(row[field.name][0], count)
         for field in SCHEMA
-        if field.name in one.column_names and one[field.name][0].is_valid
+        if field.name in row.column_names and row[field.name][0].is_valid
     }
     data = parquet(pa.table(columns), row_group_size=count, compression="zstd")
     assert len(data) < 3_000_000
     hostile(ledger, data)
     code = (
-        "from twinbus.ledger.reading import read_ledger\n"
-        f"found = read_ledger({str(ledger)!r})\n"
-        "print(found.table.num_rows, found.set_aside[0].reason)"
+        "from twinbus.ledger.ledger_reader import read_ledger\n"
+        f"contents = read_ledger({str(ledger)!r})\n"
+        "print(contents.table.num_rows, contents.unreadable[0].reason)"
     )
     limit = 2 << 30
     run = subprocess.run(
@@ -132,13 +131,13 @@ def test_a_small_file_with_millions_of_rows_is_refused_unread(ledger: Path) -> N
     assert run.stdout.startswith(f"10 row group 0 has {count:,} rows"), run.stderr
 
 
-def test_absurd_values_are_rows_like_any_others(ledger: Path) -> None:
-    """They do no harm to whoever reads them: no time, number or text in a row ends the reading."""
-    absurd = [
+def test_extreme_values_are_read_and_shown_safely(ledger: Path) -> None:
+    """No time, number or text in a row stops the reader."""
+    extreme = [
         a_send("\u202e\x00\x1b[2J<script>alert(1)</script>", entity="../../etc/passwd", destination="'; drop table x"),
         a_send("x" * 100_000, bytes=2**63 - 1, latency_us=-(2**63)),
     ]
-    table = pa.Table.from_batches([to_batch(absurd)])
+    table = pa.Table.from_batches([to_batch(extreme)])
     hostile(ledger, parquet(table))
     assert read_ledger(ledger).table.num_rows == 12
     shown = subprocess.run(
@@ -148,14 +147,14 @@ def test_absurd_values_are_rows_like_any_others(ledger: Path) -> None:
         timeout=120,
     )
     assert shown.returncode == 0, shown.stderr
-    # What a row says must not move the cursor of whoever looks at it.
+    # Row text must not control the reader's terminal.
     assert b"\x1b[2J" not in shown.stdout
     assert "\u202e".encode() not in shown.stdout
 
 
-def test_links_and_devices_are_not_followed_into_trouble(ledger: Path, tmp_path: Path) -> None:
+def test_symlinks_and_special_files_do_no_harm(ledger: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "secret.txt"
-    foreign.write_text("nobody's business")
+    foreign.write_text("a foreign secret")
     hostile(ledger, number=1).symlink_to(foreign)
     hostile(ledger, number=2).symlink_to("/dev/zero")
     hostile(ledger, number=3).symlink_to(tmp_path / "gone")
@@ -164,29 +163,49 @@ def test_links_and_devices_are_not_followed_into_trouble(ledger: Path, tmp_path:
     os.mkfifo(hostile(ledger, number=5))
     hostile(ledger, number=6).mkdir()
     (ledger / "day=2026-11-17").symlink_to(ledger / "day=2026-11-17")
-    found = reasons(ledger)
-    assert found[name(1)] == "corrupt: ArrowInvalid"
-    assert "nobody's business" not in str(found)
+    unreadable = reasons(ledger)
+    assert unreadable[name(1)] == "corrupt: ArrowInvalid"
+    assert "a foreign secret" not in str(unreadable)
     compact(ledger, now_us=lambda: NOON + 10 * 86_400_000_000)
     assert read_ledger(ledger).table.num_rows == 10
-    assert foreign.read_text() == "nobody's business"
+    assert foreign.read_text() == "a foreign secret"
 
 
-def test_a_file_that_claims_to_replace_others_reaches_no_other_folder(ledger: Path, tmp_path: Path) -> None:
-    """Whoever may write files here may also remove them, but only here."""
+def test_replacement_claims_do_not_reach_other_folders(ledger: Path, tmp_path: Path) -> None:
+    """A client that may write files to this folder may remove files here, but nowhere else."""
     other = ledger / "day=2026-11-15" / name(7)
     other.parent.mkdir()
-    other.write_bytes(parquet(rows_like_ours(3)))
+    other.write_bytes(parquet(valid_rows(3)))
     outside = tmp_path / "precious.txt"
     outside.write_text("precious")
     claims = [f"../{other.parent.name}/{other.name}", "../../precious.txt", str(outside), "..", ".", ""]
-    metadata = {**METADATA, REPLACES_KEY: json.dumps(claims).encode()}
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows_like_ours(1).replace_schema_metadata(metadata), sink)
-    (ledger / TODAY / name(8).replace(".parquet", ".compacted.parquet")).write_bytes(sink.getvalue().to_pybytes())
+    compacted = ledger / TODAY / name(8).replace(".parquet", ".compacted.parquet")
+    compacted.write_bytes(parquet(valid_rows(1)))
+    compacted.with_name(sidecar_name(compacted.name)).write_bytes(encode_claims(claims))
     assert read_ledger(ledger).table.num_rows == 14
     for day in (10, 20, 30):
         compact(ledger, now_us=lambda day=day: NOON + day * 86_400_000_000)  # type: ignore[misc]
     assert read_ledger(ledger).table.num_rows == 14
     assert outside.read_text() == "precious"
     assert other.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large", "not text"])
+def test_invalid_sidecar_claims_nothing(ledger: Path, kind: str) -> None:
+    compacted = ledger / TODAY / name(8).replace(".parquet", ".compacted.parquet")
+    compacted.write_bytes(parquet(valid_rows(1)))
+    sidecar = compacted.with_name(sidecar_name(compacted.name))
+    if kind == "pipe":
+        os.mkfifo(sidecar)
+    elif kind == "device":
+        sidecar.symlink_to("/dev/zero")
+    elif kind == "folder":
+        sidecar.mkdir()
+    elif kind == "large":
+        with sidecar.open("wb") as file:
+            file.truncate(MAX_CLAIMS_BYTES + 1)
+    else:
+        sidecar.write_bytes(bytes(range(256)) * 4)
+    contents = read_ledger(ledger)
+    assert contents.table.num_rows == 11
+    assert [file.path for file in contents.unreadable] == ([f"{TODAY}/{sidecar.name}"] if kind == "large" else [])

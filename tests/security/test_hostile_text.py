@@ -1,4 +1,4 @@
-"""Connection strings and TOML files with something wrong in them: a short error that names it, without secrets."""
+"""Invalid connection strings and TOML files give a short error without secrets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus import PairedServiceBusClient
-from twinbus.broker.config import ConfigError, load_config
-from twinbus.cli.settings import BadSettings, settings
-from twinbus.pairing.connection_strings import MAX_LENGTH, ConnectionString
-from twinbus.pairing.namespaces import Namespace
-from twinbus.pipeline.prices import PriceError, load_prices
+from twinbus.cli.options.settings import SettingsError, settings
+from twinbus.emulator.config.namespace_file import ConfigError, load_config
+from twinbus.pairing.namespace import Namespace
+from twinbus.report.cost.prices import PriceError, load_prices
+from twinbus.servicebus.connection_strings import MAX_LENGTH, ConnectionString
 from twinbus.syphon.connector import Side
 
 KEY = "c2VjcmV0LWtleS1vZi1zb21lYm9keQ=="
@@ -25,21 +25,21 @@ HOST = "contoso.servicebus.windows.net"
 SIGNATURE = f"SharedAccessSignature sr=x&sig={KEY}&se=99999999999&skn=root"
 
 ENDPOINT = "Endpoint of the connection string must be sb://host or sb://host:port"
-PARTS = "a connection string is name=value parts, each once, with semicolons between"
-PRINTABLE = "a connection string is one line of printable characters"
-#: What is wrong with each, and what is said about it.
+PARTS = "a connection string must be name=value parts, each once, separated by semicolons"
+PRINTABLE = "a connection string must be one line of printable characters"
+#: Invalid connection strings by defect, and the expected error.
 STRINGS = {
-    "nothing": ("", "Endpoint is missing from the connection string"),
+    "empty": ("", "Endpoint is missing from the connection string"),
     "blanks": ("  \n ", "Endpoint is missing from the connection string"),
     "another scheme": (GOOD.replace("sb://", "ftp://"), ENDPOINT),
-    "the scheme of the web": (GOOD.replace("sb://", "https://"), ENDPOINT),
+    "an https scheme": (GOOD.replace("sb://", "https://"), ENDPOINT),
     "no scheme": (GOOD.replace("sb://", ""), ENDPOINT),
     "no host": (GOOD.replace(HOST, ""), ENDPOINT),
     "a blank in the host": (GOOD.replace("contoso", "con toso"), ENDPOINT),
     "a user in the host": (GOOD.replace("contoso", "user:pass@contoso"), ENDPOINT),
     "a path behind the host": (GOOD.replace(".net/", ".net/orders"), ENDPOINT),
     "a query behind the host": (GOOD.replace(".net/", ".net/?x=1"), ENDPOINT),
-    "letters that look alike": (GOOD.replace("contoso", "c\u043entoso"), ENDPOINT),
+    "a lookalike letter": (GOOD.replace("contoso", "c\u043entoso"), ENDPOINT),
     "a host of a thousand letters": (GOOD.replace("contoso", "c" * 1000), ENDPOINT),
     "no semicolons": (GOOD.replace(";", ""), ENDPOINT),
     "the port 0": (GOOD.replace(".net/", ".net:0"), "the port in Endpoint of the connection string must be 1 to 65535"),
@@ -51,27 +51,30 @@ STRINGS = {
     "a new line in the host": (GOOD.replace("contoso", "con\ntoso"), PRINTABLE),
     "a new line in the key": (GOOD + "\nX-Header: 1", PRINTABLE),
     "a zero byte": (GOOD.replace("contoso", "con\0toso"), PRINTABLE),
-    "writing that turns round": (GOOD.replace("contoso", "con\u202etoso"), PRINTABLE),
+    "a right-to-left override": (GOOD.replace("contoso", "con\u202etoso"), PRINTABLE),
     "a part without a name": (GOOD + ";" + KEY.rstrip("="), PARTS),
     "two endpoints": (f"{GOOD};Endpoint=sb://evil.example/", PARTS),
     "two keys": (f"{GOOD};sharedaccesskey={KEY}", PARTS),
     "a key and a signature": (f"{GOOD};SharedAccessSignature={SIGNATURE}", "SharedAccessSignature, not both"),
-    "a signature that is none": (
+    "an invalid signature": (
         f"Endpoint=sb://{HOST}/;SharedAccessSignature={KEY}",
         "SharedAccessSignature of the connection string must have sr=, sig=, se=",
     ),
-    "no name of the key": (GOOD.replace("root", ""), "SharedAccessKeyName is missing from the connection string"),
+    "no key name": (GOOD.replace("root", ""), "SharedAccessKeyName is missing from the connection string"),
     "no key": (GOOD.replace(KEY, ""), "SharedAccessKey is missing from the connection string"),
     "a path that leads up": (f"{GOOD};EntityPath=../payroll", "EntityPath of the connection string must be the path"),
     "a management node": (f"{GOOD};EntityPath=a/$management", "EntityPath of the connection string must be the path"),
     "neither true nor false": (f"{GOOD};UseDevelopmentEmulator=perhaps", "UseDevelopmentEmulator of the connection"),
-    "a megabyte": (GOOD + "A" * (1 << 20), f"a connection string has at most {MAX_LENGTH} characters"),
-    "a hundred thousand parts": (GOOD + ";a=b" * 100_000, f"a connection string has at most {MAX_LENGTH} characters"),
+    "a megabyte": (GOOD + "A" * (1 << 20), f"a connection string must have at most {MAX_LENGTH} characters"),
+    "a hundred thousand parts": (
+        GOOD + ";a=b" * 100_000,
+        f"a connection string must have at most {MAX_LENGTH} characters",
+    ),
 }
 
 
-@pytest.mark.parametrize(("text", "says"), STRINGS.values(), ids=STRINGS.keys())
-def test_a_hostile_connection_string_is_refused_everywhere_in_the_same_words(text: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "message"), STRINGS.values(), ids=STRINGS.keys())
+def test_invalid_connection_string_gives_the_same_error_everywhere(text: str, message: str) -> None:
     for read in (
         ConnectionString.parse,
         Namespace.from_connection_string,
@@ -79,9 +82,9 @@ def test_a_hostile_connection_string_is_refused_everywhere_in_the_same_words(tex
         lambda text: PairedServiceBusClient.from_connection_strings(text, GOOD),
         lambda text: PairedServiceBusClient.from_connection_strings(GOOD, text),
     ):
-        with pytest.raises(ValueError) as raised:  # noqa: PT011 - the text is looked at below
+        with pytest.raises(ValueError) as raised:  # noqa: PT011 - the text is checked below
             read(text)  # type: ignore[operator]
-        assert says in str(raised.value)
+        assert message in str(raised.value)
         assert len(str(raised.value)) < 200
         assert KEY not in str(raised.value)
 
@@ -97,18 +100,18 @@ def test_a_hostile_connection_string_is_refused_everywhere_in_the_same_words(tex
         f"Endpoint=sb://localhost:5672;SharedAccessSignature={SIGNATURE};UseDevelopmentEmulator=true",
     ],
 )
-def test_odd_ones_that_are_good_are_taken(text: str) -> None:
+def test_unusual_valid_connection_strings_are_accepted(text: str) -> None:
     assert KEY not in repr(ConnectionString.parse(text))
     Namespace.from_connection_string(text)
     Side.from_connection_string(text)
 
 
 @given(st.text(max_size=200), st.integers(0, len(GOOD)))
-def test_any_text_anywhere_is_taken_or_refused_without_the_key(text: str, at: int) -> None:
+def test_errors_for_random_connection_strings_never_show_the_key(text: str, at: int) -> None:
     try:
         ConnectionString.parse(GOOD[:at] + text + GOOD[at:])
     except ValueError as error:
-        assert KEY not in str(error)  # noqa: PT017 - it may also be a good one
+        assert KEY not in str(error)  # noqa: PT017 - the text may also be valid
 
 
 # ---- TOML ----
@@ -117,12 +120,12 @@ TEXTS = {
     "deep lists": "a = " + "[" * 100_000,
     "deep tables": "a = " + "{a=" * 100_000,
     "a deep key": ".".join("a" * 5000) + " = 1",
-    "a number without end": "a = " + "9" * 10_000,
-    "a time that is none": "a = 2026-13-45T99:99:99Z",
+    "an overlong number": "a = " + "9" * 10_000,
+    "an invalid time": "a = 2026-13-45T99:99:99Z",
     "a key twice": "a = 1\na = 2",
     "no value": "a =",
     "a zero byte": 'a = "\0"',
-    "the secret of somebody": f"primary = '{KEY}",
+    "an unterminated secret": f"primary = '{KEY}",
     "a list for a text": f'primary = ["{KEY}"]\n[syphon]\nrate = []',
     "a table for a number": f'primary = "{KEY}"\n[syphon]\nrate = {{a = 1}}',
     "unknown tables": f'[x.y.z]\nkey = "{KEY}"',
@@ -130,7 +133,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_a_hostile_toml_file_is_a_short_mistake_that_names_the_file(
+def test_invalid_toml_gives_a_short_error_naming_the_file(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "given.toml"
@@ -140,8 +143,8 @@ def test_a_hostile_toml_file_is_a_short_mistake_that_names_the_file(
         "prices": (PriceError, lambda: load_prices(path)),
         "namespaces": (ConfigError, lambda: load_config(path)),
     }
-    if "syphon" not in text:  # what is in the table of a command is looked at by the command: below
-        readers["settings"] = (BadSettings, lambda: settings({"syphon"}))
+    if "syphon" not in text:  # the command reads its own table: see below
+        readers["settings"] = (SettingsError, lambda: settings({"syphon"}))
     for error, read in readers.values():
         with pytest.raises(error) as raised:
             read()
@@ -152,7 +155,7 @@ def test_a_hostile_toml_file_is_a_short_mistake_that_names_the_file(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_a_command_with_hostile_settings_is_bad_usage_and_no_traceback(text: str, tmp_path: Path) -> None:
+def test_command_with_invalid_settings_exits_with_usage_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "given.toml"
     path.write_text(text, encoding="utf-8")
     run = _run(path, "syphon")
@@ -163,7 +166,7 @@ def test_a_command_with_hostile_settings_is_bad_usage_and_no_traceback(text: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["device", "pipe", "folder", "loop"])
-def test_settings_that_are_no_file_are_refused_at_once(kind: str, tmp_path: Path) -> None:
+def test_settings_path_that_is_not_a_file_is_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "given.toml"
     if kind == "device":
         path.symlink_to("/dev/zero")

@@ -1,7 +1,7 @@
-"""Keys, tokens and bodies are in nothing that anybody reads or keeps: logs at DEBUG, errors, tracebacks, events,
-status, the ledger's files, what commands print. A whole outage is played, and everything it left is searched.
+"""Keys, tokens and message bodies appear in no output.
 
-What Spark shows and keeps is searched by `tests/spark/test_syphon_secrets.py`.
+A whole outage is played, then logs at DEBUG, errors, tracebacks, events, status, ledger files and command output are
+searched. `tests/spark/test_syphon_secrets.py` does the same for Spark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus import PairedServiceBusClient, SendAvailabilityOptions, aio
 from twinbus.ledger.writer import LedgerWriter
-from twinbus.pairing.connection_strings import ConnectionString
+from twinbus.servicebus.connection_strings import ConnectionString
 from twinbus.testing import EmbeddedNamespace, twin_namespaces
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -39,8 +39,8 @@ OPTIONS = SendAvailabilityOptions(
 
 
 @dataclass
-class Left:
-    """What an outage has left, by where it was found."""
+class Outputs:
+    """All output of an outage, by source."""
 
     texts: dict[str, str] = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list)
@@ -52,16 +52,16 @@ class Left:
         self.add(where, error, repr(error), *traceback.format_exception(error))
 
 
-class Everything(logging.Handler):
-    """What all loggers of the process say, exceptions too."""
+class LogCollector(logging.Handler):
+    """Collects all log records of the process, with tracebacks."""
 
-    def __init__(self, left: Left) -> None:
+    def __init__(self, outputs: Outputs) -> None:
         super().__init__(logging.DEBUG)
-        self._left = left
+        self._outputs = outputs
         self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._left.add(f"the logs of {record.name.partition('.')[0]}", self.format(record))
+        self._outputs.add(f"the logs of {record.name.partition('.')[0]}", self.format(record))
 
 
 def key_of(namespace: EmbeddedNamespace) -> str:
@@ -73,51 +73,51 @@ def message() -> ServiceBusMessage:
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Left]:
-    """An outage with both clients, a ledger, errors of every kind, and commands."""
-    left, folder = Left(), tmp_path_factory.mktemp("outage")
-    handler, root = Everything(left), logging.getLogger()
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outputs]:
+    """Play an outage with both clients, a ledger, errors and commands; collect all output."""
+    outputs, folder = Outputs(), tmp_path_factory.mktemp("outage")
+    handler, root = LogCollector(outputs), logging.getLogger()
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
     try:
         with twin_namespaces() as (primary, secondary):
-            left.secrets = [key_of(primary), key_of(secondary), WRONG_KEY, BODY, PROPERTY]
+            outputs.secrets = [key_of(primary), key_of(secondary), WRONG_KEY, BODY, PROPERTY]
             primary.create_queue("orders")
             with LedgerWriter(folder / "ledger") as ledger:
-                play(primary, secondary, ledger, left)
-                asyncio.run(play_async(primary, secondary, left))
-            run_commands(primary, secondary, folder, left)
+                play(primary, secondary, ledger, outputs)
+                asyncio.run(play_async(primary, secondary, outputs))
+            run_commands(primary, secondary, folder, outputs)
             for file in sorted((folder / "ledger").rglob("*")):
                 if file.is_file():
-                    left.add(
+                    outputs.add(
                         "the ledger", file.name, pq.read_table(file).to_pylist() if file.suffix == ".parquet" else ""
                     )
-                    left.add("the ledger's bytes", file.read_bytes().decode("latin-1"))
-            yield left
+                    outputs.add("the ledger's bytes", file.read_bytes().decode("latin-1"))
+            yield outputs
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
 
 
-def play(primary: EmbeddedNamespace, secondary: EmbeddedNamespace, ledger: LedgerWriter, left: Left) -> None:
+def play(primary: EmbeddedNamespace, secondary: EmbeddedNamespace, ledger: LedgerWriter, outputs: Outputs) -> None:
     ends = primary.connection_string, secondary.connection_string
     client = PairedServiceBusClient.from_connection_strings(*ends, options=OPTIONS, recorder=ledger, retry_total=0)
     with client:
-        client.on_event(lambda event: left.add("events", repr(event), event))
+        client.on_event(lambda event: outputs.add("events", repr(event), event))
         with client.get_queue_sender("orders") as sender:
-            left.add("receipts", repr(sender.send_messages(message())))
+            outputs.add("receipts", repr(sender.send_messages(message())))
             with primary.outage():
-                left.add("receipts", repr(sender.send_messages(message())))
-                left.add("status", json.dumps(client.status().to_json()), repr(client.status()))
+                outputs.add("receipts", repr(sender.send_messages(message())))
+                outputs.add("status", json.dumps(client.status().to_json()), repr(client.status()))
                 with secondary.outage(), pytest.raises(ServiceBusError) as raised:
                     sender.send_messages(message())
-                left.add_error("errors", raised.value)
-        left.add("status", json.dumps(client.status().to_json()), repr(client.status()), repr(client), repr(OPTIONS))
+                outputs.add_error("errors", raised.value)
+        outputs.add("status", json.dumps(client.status().to_json()), repr(client.status()), repr(client), repr(OPTIONS))
 
 
-async def play_async(primary: EmbeddedNamespace, secondary: EmbeddedNamespace, left: Left) -> None:
-    """With keys that are no good, and one that is not even well-formed."""
+async def play_async(primary: EmbeddedNamespace, secondary: EmbeddedNamespace, outputs: Outputs) -> None:
+    """Use wrong keys and malformed connection strings."""
     wrong = primary.connection_string.replace(key_of(primary), WRONG_KEY)
     client = aio.PairedServiceBusClient.from_connection_strings(
         wrong, secondary.connection_string, options=OPTIONS, retry_total=0
@@ -126,16 +126,16 @@ async def play_async(primary: EmbeddedNamespace, secondary: EmbeddedNamespace, l
         sender = client.get_queue_sender("orders")
         with pytest.raises(ServiceBusError) as raised:
             await sender.send_messages(message())
-        left.add_error("errors", raised.value)
+        outputs.add_error("errors", raised.value)
     finally:
         await client.close()
     for text in (wrong.replace("Endpoint=sb", "Endpoint=ftp"), wrong + ";nonsense", wrong.replace(";", "")):
-        with pytest.raises(ValueError) as refused:  # noqa: PT011 - whatever it says, it must not say the key
+        with pytest.raises(ValueError) as refused:  # noqa: PT011 - only the absence of the key matters
             aio.PairedServiceBusClient.from_connection_strings(text, secondary.connection_string, options=OPTIONS)
-        left.add_error("errors", refused.value)
+        outputs.add_error("errors", refused.value)
 
 
-def run_commands(primary: EmbeddedNamespace, secondary: EmbeddedNamespace, folder: Path, left: Left) -> None:
+def run_commands(primary: EmbeddedNamespace, secondary: EmbeddedNamespace, folder: Path, outputs: Outputs) -> None:
     wrong = secondary.connection_string.replace(key_of(secondary), WRONG_KEY)
     ledger = str(folder / "ledger")
     commands: list[tuple[tuple[str, ...], dict[str, str]]] = [
@@ -148,53 +148,57 @@ def run_commands(primary: EmbeddedNamespace, secondary: EmbeddedNamespace, folde
         (("ledger", "show", ledger, "--json"), {}),
     ]
     for arguments, more in commands:
-        given = {"TWINBUS_PRIMARY": primary.connection_string, "TWINBUS_SECONDARY": secondary.connection_string, **more}
+        environment = {
+            "TWINBUS_PRIMARY": primary.connection_string,
+            "TWINBUS_SECONDARY": secondary.connection_string,
+            **more,
+        }
         run = subprocess.run(
             [sys.executable, "-m", "twinbus", *arguments],
             capture_output=True,
             text=True,
             check=False,
             timeout=120,
-            env={**os.environ, "TWINBUS_PRIMARY_NAME": "contoso", **given},
+            env={**os.environ, "TWINBUS_PRIMARY_NAME": "contoso", **environment},
         )
-        left.add(f"twinbus {arguments[0]}", run.returncode, run.stdout, run.stderr)
+        outputs.add(f"twinbus {arguments[0]}", run.returncode, run.stdout, run.stderr)
 
 
-def test_the_outage_left_something_everywhere(left: Left) -> None:
-    """Else there would be nothing to search."""
+def test_outage_produced_output_of_every_kind(outputs: Outputs) -> None:
+    """Otherwise the searches below would prove nothing."""
     assert {"events", "receipts", "errors", "status", "the ledger", "the logs of twinbus", "twinbus syphon"} <= set(
-        left.texts
+        outputs.texts
     )
-    assert "BacklogUnavailableError" in left.texts["errors"]
-    assert "Traceback" in left.texts["errors"]
-    assert "orders" in left.texts["the ledger"]
-    assert '"moved": 1' in left.texts["twinbus syphon"]
-    assert any(name in left.texts for name in ("the logs of azure", "the logs of asyncio"))
+    assert "BacklogUnavailableError" in outputs.texts["errors"]
+    assert "Traceback" in outputs.texts["errors"]
+    assert "orders" in outputs.texts["the ledger"]
+    assert '"moved": 1' in outputs.texts["twinbus syphon"]
+    assert any(name in outputs.texts for name in ("the logs of azure", "the logs of asyncio"))
 
 
-def test_no_key_is_anywhere(left: Left) -> None:
-    assert found_in(left, left.secrets[:3]) == []
+def test_no_key_appears_in_any_output(outputs: Outputs) -> None:
+    assert found_in(outputs, outputs.secrets[:3]) == []
 
 
-def test_no_token_is_anywhere(left: Left) -> None:
-    assert found_in(left, ["SharedAccessSignature sr", "&sig=", "sig%3D", "SharedAccessKey="]) == []
+def test_no_token_appears_in_any_output(outputs: Outputs) -> None:
+    assert found_in(outputs, ["SharedAccessSignature sr", "&sig=", "sig%3D", "SharedAccessKey="]) == []
 
 
-def test_no_body_or_property_of_a_message_is_anywhere(left: Left) -> None:
-    assert found_in(left, [BODY, PROPERTY, BODY.encode("utf-16-le").decode("latin-1")]) == []
+def test_no_message_body_or_property_appears_in_any_output(outputs: Outputs) -> None:
+    assert found_in(outputs, [BODY, PROPERTY, BODY.encode("utf-16-le").decode("latin-1")]) == []
 
 
-def found_in(left: Left, secrets: list[str]) -> list[tuple[str, str]]:
-    """Where which of them was found, with a few words around it."""
+def found_in(outputs: Outputs, secrets: list[str]) -> list[tuple[str, str]]:
+    """The places of the secrets found, with context."""
     return [
-        (where, text[max(0, text.index(one) - 80) :][:80])
-        for where, text in left.texts.items()
-        for one in secrets
-        if one in text
+        (where, text[max(0, text.index(secret) - 80) :][:80])
+        for where, text in outputs.texts.items()
+        for secret in secrets
+        if secret in text
     ]
 
 
-def test_a_wrong_option_is_told_without_the_values_of_others(left: Left) -> None:
+def test_option_error_does_not_show_other_options(outputs: Outputs) -> None:
     given: dict[str, Any] = {"name": "x", "recorder": "no recorder"}
     with pytest.raises((TypeError, ValueError)) as raised:
         PairedServiceBusClient("Endpoint=sb://x/;SharedAccessKeyName=a;SharedAccessKey=" + WRONG_KEY, "", **given)

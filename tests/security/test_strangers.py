@@ -1,4 +1,4 @@
-"""What strangers can do: nothing. Frame by frame, so that no client is too polite to try; counted at the namespace."""
+"""Clients without the right can do nothing. Sent frame by frame, and checked at the namespace."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.broker.raw_client import Delivery, RawClient, Refused, encoded_message
+from tests.emulator.raw_client import Delivery, RawClient, RefusedError, encoded_message
 from tests.security.conftest import OWN, QUEUE, ROOT, SESSIONS, SUBSCRIPTION, TOPIC, Stranger, key_of
 
-from twinbus.amqp.types import Timestamp
-from twinbus.broker import Namespace
-from twinbus.broker.security import Right
+from twinbus.amqp.codec.types import Timestamp
+from twinbus.emulator import Namespace
+from twinbus.servicebus.access_rights import Right
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NO_RIGHTS = (
-    Stranger("a wrong key", key="d3Jvbmc="),
-    Stranger("an unknown policy", policy="nobody", key=key_of(ROOT)),
-    Stranger("an expired token", expires_in=-60),
-    Stranger("a token for another entity", path=OWN),
-    Stranger("the owner of another entity", policy="neighbour"),
+    Stranger("wrong key", key="d3Jvbmc="),
+    Stranger("unknown policy", policy="unknown", key=key_of(ROOT)),
+    Stranger("expired token", expires_in=-60),
+    Stranger("token for another entity", path=OWN),
+    Stranger("owner of another entity", policy="neighbour"),
 )
-SENDER = Stranger("who may only send", policy="sender")
-LISTENER = Stranger("who may only listen", policy="listener")
+SENDER = Stranger("send right only", policy="sender")
+LISTENER = Stranger("listen right only", policy="listener")
 
 
 @dataclass
 class Treasure:
-    """What is there to be taken: a message that somebody has locked, one that is deferred, and one of a session."""
+    """The protected state: a locked message, a deferred one, and the client that owns them."""
 
     lock: uuid.UUID
     deferred: int
@@ -49,35 +49,37 @@ async def treasure(namespace: Namespace) -> AsyncIterator[Treasure]:
             await sender.send(encoded_message(f"salary-{number}"))
         await (await owner.sender(SESSIONS)).send(encoded_message("shift", session="night"))
         await (await owner.sender(TOPIC)).send(encoded_message("gift"))
-        got: list[Delivery] = []
-        receiver = await owner.receiver(QUEUE, got.append)
+        received: list[Delivery] = []
+        receiver = await owner.receiver(QUEUE, received.append)
         receiver.grant(2)
-        while len(got) < 2:
+        while len(received) < 2:
             await owner.manage(QUEUE, "peek-message", {"from-sequence-number": 0, "message-count": 1})
-        first, second = (uuid.UUID(bytes_le=one.tag) for one in got)
+        first, second = (uuid.UUID(bytes_le=delivery.tag) for delivery in received)
         await owner.manage(QUEUE, "update-disposition", {"disposition-status": "defered", "lock-tokens": [second]})
-        yield Treasure(first, got[1].sequence_number, owner)
+        yield Treasure(first, received[1].sequence_number, owner)
 
 
-Try = Callable[[RawClient, Treasure], Awaitable[Any]]
+Attempt = Callable[[RawClient, Treasure], Awaitable[Any]]
 
 
-def _manage(path: str, operation: str, body: Callable[[Treasure], dict[str, Any]]) -> Try:
+def _manage(path: str, operation: str, body: Callable[[Treasure], dict[str, Any]]) -> Attempt:
     return lambda client, treasure: client.manage(path, operation, body(treasure))
 
 
-def _receive(path: str, **options: Any) -> Try:
+def _receive(path: str, **options: Any) -> Attempt:
     return lambda client, _: client.receiver(path, lambda delivery: None, **options)
 
 
-def _settle(status: str) -> Try:
-    return _manage(QUEUE, "update-disposition", lambda one: {"disposition-status": status, "lock-tokens": [one.lock]})
+def _settle(status: str) -> Attempt:
+    return _manage(
+        QUEUE, "update-disposition", lambda treasure: {"disposition-status": status, "lock-tokens": [treasure.lock]}
+    )
 
 
 _SOON = [{"message-id": "forged", "message": encoded_message("forged", due_at=time.time() + 3600)}]
 _RULE = {"rule-name": "all", "rule-description": {"sql-filter": {"expression": "1=1"}}}
-#: What can be tried, with the right that it takes.
-TRIES: dict[str, tuple[Right, Try]] = {
+#: Operations to attempt, with the right that each requires.
+ATTEMPTS: dict[str, tuple[Right, Attempt]] = {
     "send": (Right.SEND, lambda client, _: client.sender(QUEUE)),
     "send to a topic": (Right.SEND, lambda client, _: client.sender(TOPIC)),
     "schedule": (Right.SEND, _manage(QUEUE, "schedule-message", lambda _: {"messages": _SOON})),
@@ -92,13 +94,13 @@ TRIES: dict[str, tuple[Right, Try]] = {
     "complete": (Right.LISTEN, _settle("completed")),
     "abandon": (Right.LISTEN, _settle("abandoned")),
     "dead-letter": (Right.LISTEN, _settle("suspended")),
-    "renew": (Right.LISTEN, _manage(QUEUE, "renew-lock", lambda one: {"lock-tokens": [one.lock]})),
+    "renew": (Right.LISTEN, _manage(QUEUE, "renew-lock", lambda treasure: {"lock-tokens": [treasure.lock]})),
     "fetch deferred": (
         Right.LISTEN,
         _manage(
             QUEUE,
             "receive-by-sequence-number",
-            lambda one: {"sequence-numbers": [one.deferred], "receiver-settle-mode": 1},
+            lambda treasure: {"sequence-numbers": [treasure.deferred], "receiver-settle-mode": 1},
         ),
     ),
     "delete a batch": (
@@ -124,20 +126,20 @@ TRIES: dict[str, tuple[Right, Try]] = {
     "list rules": (Right.LISTEN, _manage(SUBSCRIPTION, "enumerate-rules", lambda _: {"top": 9, "skip": 0})),
 }
 CASES = [
-    *((stranger, what) for stranger in NO_RIGHTS for what in TRIES),
-    *((SENDER, what) for what, (right, _) in TRIES.items() if right is Right.LISTEN),
-    *((LISTENER, what) for what, (right, _) in TRIES.items() if right is Right.SEND),
+    *((stranger, what) for stranger in NO_RIGHTS for what in ATTEMPTS),
+    *((SENDER, what) for what, (right, _) in ATTEMPTS.items() if right is Right.LISTEN),
+    *((LISTENER, what) for what, (right, _) in ATTEMPTS.items() if right is Right.SEND),
 ]
 
 
 def holdings(namespace: Namespace) -> dict[str, Any]:
-    """Everything about what is protected that a stranger could change or take."""
-    found: dict[str, Any] = {}
+    """The state of the protected entities that an operation could change."""
+    state: dict[str, Any] = {}
     for path in (QUEUE, SESSIONS, TOPIC, SUBSCRIPTION):
         node = namespace.entities.resolve(path)
         assert node is not None
         queue = node.queue
-        found[path] = (
+        state[path] = (
             queue.counters.active,
             queue.counters.deferred,
             queue.counters.scheduled,
@@ -146,66 +148,66 @@ def holdings(namespace: Namespace) -> dict[str, Any]:
             queue.activity.delivered,
             queue.activity.completed,
         )
-    return found
+    return state
 
 
-@pytest.mark.parametrize(("stranger", "what"), CASES, ids=[f"{one.name}: {what}" for one, what in CASES])
-async def test_a_stranger_is_refused_and_nothing_changes(
+@pytest.mark.parametrize(("stranger", "what"), CASES, ids=[f"{stranger.name}: {what}" for stranger, what in CASES])
+async def test_unauthorized_client_is_refused_and_nothing_changes(
     namespace: Namespace, treasure: Treasure, stranger: Stranger, what: str
 ) -> None:
     before = holdings(namespace)
     async with RawClient(namespace.connection_string) as client:
-        await stranger.show_tokens(client, QUEUE, SESSIONS, TOPIC, SUBSCRIPTION)
-        with pytest.raises(Refused) as refused:
-            await TRIES[what][1](client, treasure)
+        await stranger.put_tokens(client, QUEUE, SESSIONS, TOPIC, SUBSCRIPTION)
+        with pytest.raises(RefusedError) as refused:
+            await ATTEMPTS[what][1](client, treasure)
     assert refused.value.condition == "amqp:unauthorized-access"
     assert holdings(namespace) == before
 
 
-async def test_whoever_shows_no_token_gets_nothing(namespace: Namespace, treasure: Treasure) -> None:
+async def test_client_without_a_token_is_refused(namespace: Namespace, treasure: Treasure) -> None:
     before = holdings(namespace)
     async with RawClient(namespace.connection_string) as client:
-        for _, attempt in TRIES.values():
-            with pytest.raises(Refused, match="unauthorized-access"):
+        for _, attempt in ATTEMPTS.values():
+            with pytest.raises(RefusedError, match="unauthorized-access"):
                 await attempt(client, treasure)
     assert holdings(namespace) == before
 
 
-async def test_the_tries_would_succeed_with_the_right_they_take(namespace: Namespace, treasure: Treasure) -> None:
-    """Else the tests above would prove nothing: no try is refused for being wrong in itself."""
+async def test_attempts_succeed_with_the_required_right(namespace: Namespace, treasure: Treasure) -> None:
+    """Shows that the attempts above are refused only for the missing right."""
     async with RawClient(namespace.connection_string) as client:
         for path in (QUEUE, SESSIONS, TOPIC):
             await client.put_token(path)
         for what in ("send", "schedule", "listen", "take a session", "peek", "renew", "list rules"):
-            await TRIES[what][1](client, treasure)
+            await ATTEMPTS[what][1](client, treasure)
 
 
-NEXT_DOOR: dict[str, tuple[str, Callable[[Treasure], dict[str, Any]]]] = {
+OTHER_ENTITY_REQUESTS: dict[str, tuple[str, Callable[[Treasure], dict[str, Any]]]] = {
     "complete": (
         "update-disposition",
-        lambda one: {"disposition-status": "completed", "lock-tokens": [one.lock]},
+        lambda treasure: {"disposition-status": "completed", "lock-tokens": [treasure.lock]},
     ),
     "dead-letter": (
         "update-disposition",
-        lambda one: {"disposition-status": "suspended", "lock-tokens": [one.lock]},
+        lambda treasure: {"disposition-status": "suspended", "lock-tokens": [treasure.lock]},
     ),
-    "renew": ("renew-lock", lambda one: {"lock-tokens": [one.lock]}),
+    "renew": ("renew-lock", lambda treasure: {"lock-tokens": [treasure.lock]}),
     "fetch deferred": (
         "receive-by-sequence-number",
-        lambda one: {"sequence-numbers": [one.deferred], "receiver-settle-mode": 1},
+        lambda treasure: {"sequence-numbers": [treasure.deferred], "receiver-settle-mode": 1},
     ),
 }
 
 
-@pytest.mark.parametrize("what", NEXT_DOOR)
-async def test_locks_and_numbers_of_one_entity_are_of_no_use_at_the_management_node_of_another(
+@pytest.mark.parametrize("what", OTHER_ENTITY_REQUESTS)
+async def test_lock_tokens_and_sequence_numbers_do_not_work_on_another_entity(
     namespace: Namespace, treasure: Treasure, what: str
 ) -> None:
-    operation, body = NEXT_DOOR[what]
+    operation, body = OTHER_ENTITY_REQUESTS[what]
     before = holdings(namespace)
     async with RawClient(namespace.connection_string) as client:
-        await Stranger("the owner of another entity", policy="neighbour").show_tokens(client, OWN)
-        with pytest.raises(Refused) as refused:
+        await Stranger("owner of another entity", policy="neighbour").put_tokens(client, OWN)
+        with pytest.raises(RefusedError) as refused:
             await client.manage(OWN, operation, body(treasure))
     assert refused.value.condition in ("com.microsoft:message-lock-lost", "com.microsoft:message-not-found")
     assert holdings(namespace) == before

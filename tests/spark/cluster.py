@@ -13,7 +13,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from twinbus.pipeline.session import check_workers, running_spark
+from twinbus.spark.drain.worker_check import check_workers
+from twinbus.spark.pipeline_errors import WorkersUnpreparedError
+from twinbus.spark.session import running_spark
 
 MASTER = "local-cluster[2,6,1024]"
 TASKS = 12
@@ -27,15 +29,20 @@ def main(port: str | None) -> None:
     }
     with running_spark(master=MASTER, memory="1g", config=server if port else None) as spark:
         check_workers(spark)
+        try:
+            check_workers(spark, "ledger-of-each")  # every executor has a working folder of its own
+        except WorkersUnpreparedError as error:
+            refusal = str(error)
         rows = spark.range(TASKS, numPartitions=TASKS).mapInArrow(work, "folder string, units long").collect()
         seen = {"folders": sorted({row.folder for row in rows}), "units": sum(row.units for row in rows)}
+        seen["refusal"], seen["left"] = refusal, os.listdir("ledger-of-each")
         print(json.dumps(seen), flush=True)
         sys.stdin.read()
 
 
 def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Uses our package, as the tasks of a drain do; a worker's folder is that of its executor."""
-    from twinbus.pipeline.usage import units_of
+    from twinbus.tables.billed_units import units_of
 
     for batch in batches:
         units = [units_of(64 * 1024 + 1)] * batch.num_rows

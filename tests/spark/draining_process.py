@@ -17,10 +17,10 @@ from urllib.request import urlopen
 from tests.pipeline.drain.backlogs import QUEUES
 
 from twinbus.pairing.options import SyphonOptions
-from twinbus.pipeline.drain.loop import Settings, SparkDrain
-from twinbus.pipeline.drain.planning import Assignment
-from twinbus.pipeline.drain.task import SliceWork
-from twinbus.pipeline.session import spark_session
+from twinbus.spark.drain.drain_loop import Settings, SparkDrain
+from twinbus.spark.drain.drain_task import SliceWork
+from twinbus.spark.drain.slice_planning import Assignment
+from twinbus.spark.session import spark_session
 from twinbus.syphon.connector import Side
 
 

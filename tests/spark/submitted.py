@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from twinbus.pipeline.session import running_spark
+from twinbus.spark.session import running_spark
 
 with running_spark(slots=7, config={"spark.sql.shuffle.partitions": "3"}) as spark:
     context = spark.sparkContext

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from twinbus.pipeline import session
-from twinbus.pipeline.errors import SparkMissing, SparkNotStarted
-from twinbus.pipeline.session import MASTER, running_spark, spark_session
+from twinbus.spark import session
+from twinbus.spark.pipeline_errors import SparkMissingError, SparkNotStartedError
+from twinbus.spark.session import MASTER, running_spark, spark_session
 
 ASKING = """
 import sys
-from twinbus.pipeline.errors import SparkNotStarted
-from twinbus.pipeline.session import spark_session
+from twinbus.spark.pipeline_errors import SparkNotStartedError
+from twinbus.spark.session import spark_session
 
 try:
     spark_session(master=sys.argv[1])
-except SparkNotStarted as error:
+except SparkNotStartedError as error:
     print(error)
 """
 
@@ -75,7 +75,7 @@ def test_an_error_never_holds_the_token_of_a_remote(monkeypatch: pytest.MonkeyPa
     pytest.importorskip("grpc")
     monkeypatch.setenv("GRPC_VERBOSITY", "NONE")  # else it is set, and stays so for the tests that follow
     monkeypatch.setattr(session, "CONNECT_SECONDS", 0.5)
-    with pytest.raises(SparkNotStarted, match=r"no Spark Connect server answers at 127\.0\.0\.1 within") as caught:
+    with pytest.raises(SparkNotStartedError, match=r"no Spark Connect server answers at 127\.0\.0\.1 within") as caught:
         spark_session(remote="sc://127.0.0.1:1/;token=SECRET")
     assert "SECRET" not in str(caught.value)
     with pytest.raises(ValueError, match="remote must be") as refused:
@@ -95,18 +95,18 @@ def test_a_master_that_does_not_answer_is_named_at_once() -> None:
 def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pyspark", "pyspark.sql"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SparkMissing, match=r"pip install 'twinbus\[spark\]'"):
+    with pytest.raises(SparkMissingError, match=r"pip install '.\[spark\]'"):
         spark_session()
 
 
 def test_without_what_connect_needs_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
     monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(SparkMissing, match=r"pip install 'twinbus\[connect\]'"):
+    with pytest.raises(SparkMissingError, match=r"pip install '.\[connect\]'"):
         spark_session(remote="sc://127.0.0.1:1")
 
 
 def test_the_module_itself_needs_no_pyspark() -> None:
-    program = "import sys, twinbus.pipeline.session; print([name for name in sys.modules if 'spark' in name])"
+    program = "import sys, twinbus.spark.session; print([name for name in sys.modules if name.startswith('pyspark')])"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout
     assert shown.strip() == "[]"

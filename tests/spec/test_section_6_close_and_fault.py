@@ -1,22 +1,22 @@
-"""SPEC 6 for both kinds of client. The five seconds themselves: tests/client/test_close_and_fault.py."""
+"""SPEC 6: close and fault for both kinds of client. The real grace period: tests/client/test_close_and_fault.py."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
-from tests.spec.house import Client, House, eventually, text
+from tests.spec.namespace_pair import Client, NamespacePair, eventually, new_message
 
 from twinbus import Condition, Faulted, PairedClientFaultedError, Route
-from twinbus.broker import Fault, Kind
 from twinbus.client import runtime
+from twinbus.emulator import Fault, FaultKind
 
-GRACE = 0.4  # where the real five seconds need not be waited for
-ENOUGH = 2.0  # where something is done within them, on a busy machine too
+GRACE = 0.4  # seconds, instead of the real five
+LONG_GRACE = 2.0  # long enough to close a client within it on a busy machine
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "GRACE", GRACE)
 
 
@@ -25,39 +25,39 @@ def conditions(client: Client) -> tuple[Condition, Condition, Condition]:
     return status.condition, status.primary_condition, status.secondary_condition
 
 
-@pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("ended", ["primary", "secondary"])
-def test_with_the_syphon_the_partner_of_a_closed_client_is_faulted_and_every_later_call_raises(
-    house: House, kind: str, ended: str
+@pytest.mark.usefixtures("short_grace")
+@pytest.mark.parametrize("closed_side", ["primary", "secondary"])
+def test_partner_of_closed_client_with_syphon_is_faulted_and_raises(
+    namespaces: NamespacePair, kind: str, closed_side: str
 ) -> None:
-    queue = house.queue(house.a_name())
-    with house.client(kind, enable_syphon=True) as client:
+    queue = namespaces.queue(namespaces.new_name())
+    with namespaces.client(kind, enable_syphon=True) as client:
         sender, receiver = client.get_queue_sender(queue.path), client.get_queue_receiver(queue.path)
-        sender.send_messages(text())
-        getattr(client, ended).close()
+        sender.send_messages(new_message())
+        getattr(client, closed_side).close()
         cause = client.seen.next(Faulted).error
-        partner = "secondary" if ended == "primary" else "primary"
+        partner = "secondary" if closed_side == "primary" else "primary"
         closed, faulted = Condition.CLOSED, Condition.FAULTED
-        expected = (closed, faulted) if ended == "primary" else (faulted, closed)
+        expected = (closed, faulted) if closed_side == "primary" else (faulted, closed)
         assert conditions(client) == (faulted, *expected)
         for call in (
-            lambda: sender.send_messages(text()),
-            lambda: sender.schedule_messages(text(), None),
+            lambda: sender.send_messages(new_message()),
+            lambda: sender.schedule_messages(new_message(), None),
             sender.create_message_batch,
             receiver.receive_messages,
             lambda: client.get_queue_sender(queue.path),
             lambda: client.fail_over(queue.path),
             lambda: getattr(client, partner).get_queue_sender(queue.path),
         ):
-            with pytest.raises(PairedClientFaultedError, match=f"the {ended} client was closed"):
+            with pytest.raises(PairedClientFaultedError, match=f"the {closed_side} client was closed"):
                 call()
         assert isinstance(cause, PairedClientFaultedError)
-        assert f"{ended} client was closed" in (client.status().fault or "")
+        assert f"{closed_side} client was closed" in (client.status().fault or "")
 
 
-@pytest.mark.usefixtures("short")
-def test_with_the_syphon_the_partner_of_a_faulted_client_is_faulted_with_the_cause(house: House, kind: str) -> None:
-    with house.client(kind, enable_syphon=True) as client:
+@pytest.mark.usefixtures("short_grace")
+def test_partner_of_faulted_client_with_syphon_is_faulted_with_cause(namespaces: NamespacePair, kind: str) -> None:
+    with namespaces.client(kind, enable_syphon=True) as client:
         client.secondary.fault("out of order", OSError("for good"))
         eventually(lambda: conditions(client)[1] is Condition.FAULTED)
         with pytest.raises(PairedClientFaultedError, match="secondary client has faulted") as raised:
@@ -69,36 +69,36 @@ def test_with_the_syphon_the_partner_of_a_faulted_client_is_faulted_with_the_cau
         assert "for good" in causes[-1]
 
 
-def test_a_partner_that_is_closed_within_the_time_is_not_faulted(
-    house: House, kind: str, monkeypatch: pytest.MonkeyPatch
+def test_partner_closed_within_the_grace_period_is_not_faulted(
+    namespaces: NamespacePair, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "GRACE", ENOUGH)
-    with house.client(kind, enable_syphon=True) as client:
+    monkeypatch.setattr(runtime, "GRACE", LONG_GRACE)
+    with namespaces.client(kind, enable_syphon=True) as client:
         client.primary.close()
         client.secondary.close()
-        time.sleep(1.5 * ENOUGH)
+        time.sleep(1.5 * LONG_GRACE)
         assert conditions(client) == (Condition.CLOSED, Condition.CLOSED, Condition.CLOSED)
         assert client.status().fault is None
 
 
-@pytest.mark.usefixtures("short")
-def test_a_lost_connection_is_not_a_fault(house: House, kind: str) -> None:
-    queue = house.queue(house.a_name())
-    with house.client(kind, enable_syphon=True) as client:
+@pytest.mark.usefixtures("short_grace")
+def test_lost_connection_is_not_a_fault(namespaces: NamespacePair, kind: str) -> None:
+    queue = namespaces.queue(namespaces.new_name())
+    with namespaces.client(kind, enable_syphon=True) as client:
         sender = client.get_queue_sender(queue.path)
-        sender.send_messages(text())
-        for side in (house.primary, house.secondary):
-            side.call(side.namespace.faults.add, Fault(Kind.RESET, seconds=GRACE))
+        sender.send_messages(new_message())
+        for side in (namespaces.primary, namespaces.secondary):
+            side.call(side.namespace.faults.add, Fault(FaultKind.RESET, seconds=GRACE))
         time.sleep(3 * GRACE)
         assert conditions(client) == (Condition.OPEN,) * 3
-        assert sender.send_messages(text()).route is Route.PRIMARY
+        assert sender.send_messages(new_message()).route is Route.PRIMARY
 
 
-@pytest.mark.usefixtures("short")
-def test_without_the_syphon_nothing_happens_to_the_partner(house: House, kind: str) -> None:
-    with house.client(kind) as client:
+@pytest.mark.usefixtures("short_grace")
+def test_closing_one_client_without_syphon_leaves_partner_open(namespaces: NamespacePair, kind: str) -> None:
+    with namespaces.client(kind) as client:
         client.secondary.close()
         time.sleep(2 * GRACE)
         assert conditions(client) == (Condition.OPEN, Condition.OPEN, Condition.CLOSED)
-        queue = house.queue(house.a_name())
-        assert client.get_queue_sender(queue.path).send_messages(text()).route is Route.PRIMARY
+        queue = namespaces.queue(namespaces.new_name())
+        assert client.get_queue_sender(queue.path).send_messages(new_message()).route is Route.PRIMARY

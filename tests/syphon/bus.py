@@ -1,4 +1,4 @@
-"""What the tests of the client need: messages, a place for deliveries, and connections to a namespace."""
+"""Helpers for tests of the AMQP client: messages, inboxes, outcomes, connections."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from twinbus.amqp import sections
-from twinbus.amqp.encoding import encode
-from twinbus.broker import Namespace
+from twinbus.amqp.client.connection import Opening
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.encoding import encode
+from twinbus.emulator import Namespace
 from twinbus.syphon import AmqpError, Connection, Delivery, Receiver, Sender, from_connection_string
-from twinbus.syphon.connection import Opening
 
-PATIENCE = 60.0  # seconds for something that should come at once
-MOMENT = 0.1  # seconds for something that should not come
+PATIENCE = 60.0  # seconds for something that should happen at once
+MOMENT = 0.1  # seconds for something that should not happen
 
 
 def message(body: bytes = b"x", message_id: str = "m") -> bytes:
@@ -47,14 +47,14 @@ def connect(namespace: Namespace, **options: Any) -> Opening:
 
 
 async def eventually(holds: Callable[[], Any]) -> None:
-    """Wait until something is so that nobody tells us of."""
+    """Poll until a condition holds."""
     async with asyncio.timeout(PATIENCE):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 class Inbox:
-    """Takes deliveries; `await inbox.take(3)` is the next three."""
+    """Collects deliveries; `await inbox.take(3)` returns the next three."""
 
     def __init__(self) -> None:
         self._deliveries: deque[Delivery] = deque()
@@ -79,7 +79,7 @@ class Inbox:
 
 
 class Outcomes:
-    """Takes outcomes in the order they come; `on(key)` is a callback."""
+    """Collects outcomes in order of arrival; `on(key)` returns a callback."""
 
     def __init__(self) -> None:
         self.seen: dict[Any, AmqpError | None] = {}
@@ -102,10 +102,10 @@ class Outcomes:
 
 
 async def send_all(sender: Sender, payloads: list[bytes]) -> dict[Any, AmqpError | None]:
-    """Send messages pipelined, as room allows, and wait for all outcomes, by index."""
+    """Send messages pipelined, as credit allows. Returns the outcomes by index."""
     outcomes = Outcomes()
     for index, payload in enumerate(payloads):
-        await sender.wait_for_room(PATIENCE)
+        await sender.wait_for_credit(PATIENCE)
         sender.send(payload, outcomes.on(index))
     return await outcomes.all(len(payloads))
 

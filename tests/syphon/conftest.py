@@ -1,4 +1,4 @@
-"""Namespaces for the client, generous and strict."""
+"""Fixtures of the syphon: a primary and a secondary, generous and strict."""
 
 from __future__ import annotations
 
@@ -6,34 +6,18 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from tests.syphon.bus import connect
 from tests.syphon.pumping import Pair
 
-from twinbus.broker import AZURE, DEFAULT, Namespace, Profile, QueueDescription
-from twinbus.syphon import Connection
+from twinbus.emulator import AZURE, DEFAULT, Profile
 
-# Throttling is a test of its own; everything else the strict profile demands stays.
+# Throttling has tests of its own; the strict profile keeps its other demands.
 STRICT = replace(AZURE, throttle=None)
 
 
 @pytest.fixture(params=[DEFAULT, STRICT], ids=["default", "azure"])
 def profile(request: pytest.FixtureRequest) -> Profile:
-    found: Profile = request.param
-    return found
-
-
-@pytest.fixture
-async def namespace(profile: Profile) -> AsyncIterator[Namespace]:
-    """A namespace with the queue `orders`."""
-    async with Namespace("contoso", profile=profile) as running:
-        await running.create(QueueDescription("orders"))
-        yield running
-
-
-@pytest.fixture
-async def connection(namespace: Namespace) -> AsyncIterator[Connection]:
-    async with connect(namespace) as opened:
-        yield opened
+    chosen: Profile = request.param
+    return chosen
 
 
 @pytest.fixture

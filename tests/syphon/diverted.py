@@ -1,4 +1,4 @@
-"""One message on two ways: sent to the primary by the SDK, and diverted, restored and moved there."""
+"""Sends a message both directly and through the backlog, and compares the results."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, Literal, NamedTuple, Self
 
 from azure.servicebus.aio import ServiceBusClient
 from tests.amqp.amqp_values import same
-from tests.broker.contract.bus import SettableClock, let_pass
+from tests.emulator.contract.bus import SettableClock, let_pass
 from tests.syphon.bus import PATIENCE, Inbox, connect
 
-from twinbus.amqp import sections
-from twinbus.amqp.types import Timestamp
-from twinbus.broker import AZURE, Namespace, QueueDescription
-from twinbus.pairing import aliases
-from twinbus.pairing.envelope import Message, wrap
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.types import Timestamp
+from twinbus.emulator import AZURE, Namespace, QueueDescription
+from twinbus.envelope import aliases
+from twinbus.envelope.restoring import Restored, restore
+from twinbus.envelope.wrapping import Message, wrap
 from twinbus.syphon import ACCEPT, Connection, Receiver, Sender
-from twinbus.syphon.clock import BrokerClock
-from twinbus.syphon.restore import Restored, restore
+from twinbus.syphon.receiving.broker_clock import BrokerClock
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
 LOCK_MS = 60_000
 SLACK_MS = 5_000  # between two sends of the same message, on a slow machine
-# Throttling has tests of its own; everything else that the strict profile demands of a client stays.
+# Throttling has tests of its own; the strict profile keeps its other demands.
 STRICT = replace(AZURE, throttle=None)
 
 
 class Ways(NamedTuple):
-    """The bytes that a receiver was given: on the direct way, in the backlog, and after the move."""
+    """The bytes that a receiver got: sent directly, in the backlog, and after the move."""
 
     direct: bytes
     backlog: bytes
@@ -81,7 +81,7 @@ class TwoNamespaces:
         await self._stack.__aexit__(*error)
 
     async def take(self, path: str) -> bytes:
-        """The next message of a queue, as it came. It is gone from there."""
+        """Receive and complete the next message of a queue."""
         receiver, inbox = self._inboxes[path]
         receiver.add_credit(1)
         delivery = await inbox.take_one()
@@ -89,24 +89,24 @@ class TwoNamespaces:
         return delivery.payload
 
     async def let_pass(self, seconds: float) -> None:
-        """Let time pass in the secondary, and nowhere else."""
+        """Advance the secondary's clock only."""
         await let_pass(self.secondary, self.clock, seconds)
 
     async def divert(self, message: Message, destination: str = "moved", wait: float = 0.0) -> bytes:
-        """Bring a message to the backlog and take it out after some seconds."""
+        """Divert a message and receive it from the backlog after `wait` seconds."""
         await self.backlog_sender.send_messages(wrap(message, destination))
         if wait:
             await self.let_pass(wait)
         return await self.take(BACKLOG)
 
     def restored(self, payload: bytes, ttl: Literal["remaining", "restart"] = "remaining") -> Restored:
-        """What the pump makes of a delivery."""
+        """Restore a delivery as the pump does."""
         clock, now = BrokerClock(LOCK_MS), asyncio.get_running_loop().time()
         clock.observe(payload, now)
         return restore(payload, now_ms=clock.now_ms(now), ttl=ttl)
 
     async def both(self, message: Message, ttl: Literal["remaining", "restart"] = "remaining") -> Ways:
-        """Send a message on both ways."""
+        """Send a message directly and through the backlog."""
         await self.direct_sender.send_messages(message)
         direct = await self.take("direct")
         backlog = await self.divert(message)
@@ -117,7 +117,7 @@ class TwoNamespaces:
 
 
 def entries_of(section: bytes) -> dict[Any, Any]:
-    """The entries of a map section without those of a broker: raw, by the type and value of their key."""
+    """The raw entries of a map section without the broker's, by the type and value of their key."""
     found = {}
     for name, raw in sections.map_entries(section):
         if name not in aliases.BROKER_ANNOTATIONS:
@@ -136,7 +136,7 @@ def properties_of(payload: bytes) -> list[Any]:
 
 
 def assert_equal(ways: Ways, ttl: Literal["remaining", "restart"] = "remaining") -> None:
-    """The two ways end in the same message: bytes where nothing was rewritten, else values and types."""
+    """Both messages are equal: byte for byte where nothing was rewritten, else in values and types."""
     direct, moved = sections.split_sections(ways.direct), sections.split_sections(ways.moved)
     assert moved.body == direct.body
     assert moved.application_properties == direct.application_properties
@@ -147,7 +147,7 @@ def assert_equal(ways: Ways, ttl: Literal["remaining", "restart"] = "remaining")
     if sent[8:11] == [None, None, None]:
         assert moved.properties == direct.properties
     if header_of(ways.direct)[2]:
-        # The SDK writes the time of the send, and each way has its own.
+        # The SDK writes the time of each send.
         for place in (9, 8):
             ours, theirs = arrived.pop(place), sent.pop(place)
             assert type(ours) is type(theirs) is Timestamp

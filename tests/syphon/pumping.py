@@ -1,4 +1,4 @@
-"""What the tests of the syphon need: two namespaces, messages in the backlog, and what has become of them."""
+"""Helpers for tests of the syphon: two namespaces, backlog messages, and where they ended up."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from tests.broker.contract.bus import SettableClock
+from tests.emulator.contract.bus import SettableClock
 from tests.syphon.bus import PATIENCE, body_of, connect, eventually, properties_of, send_all
 
-from twinbus.amqp import sections
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.types import Described, Long, Symbol
-from twinbus.broker import Fault, Kind, Namespace, Operation, Profile, QueueDescription, TopicDescription
-from twinbus.broker.durations import TICKS_PER_SECOND
-from twinbus.broker.faults import ActiveFault
-from twinbus.broker.queue import Queue
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.encoding import encode
+from twinbus.amqp.codec.types import Described, Long, Symbol
+from twinbus.emulator import Fault, FaultKind, FaultPoint, Namespace, Profile, QueueDescription, TopicDescription
+from twinbus.emulator.entities.queue import Queue
+from twinbus.emulator.faults.fault_plan import ActiveFault
+from twinbus.envelope import aliases
 from twinbus.ledger import MemoryRecorder, OperationKind
-from twinbus.pairing import aliases
 from twinbus.pairing.options import SyphonOptions
+from twinbus.servicebus.durations import TICKS_PER_SECOND
 from twinbus.syphon import ACCEPT, Delivery
 from twinbus.syphon.connector import Side
+from twinbus.syphon.drain_report import DrainReport
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.report import DrainReport
 from twinbus.syphon.terms import Terms
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
 LOCK_SECONDS = 60
-# Fast enough for a test, and still many times what a turn of the event loop takes.
+# Fast enough for a test, and much longer than a turn of the event loop.
 QUICK = {"retry_min": 0.05, "retry_max": 0.4}
 
 
@@ -40,7 +40,7 @@ def envelope(
     seconds: float | None = None,
     id: str = "m",
 ) -> bytes:
-    """A message as a paired sender leaves it in the backlog; without a destination it is none of ours."""
+    """A diverted message; without an envelope if there is no destination."""
     entries = []
     if destination is not None:
         entries.append(sections.entry(aliases.PATH, destination))
@@ -70,18 +70,21 @@ class Pair:
     async def __aenter__(self) -> Self:
         await self.primary.start()
         await self.secondary.start()
-        description = QueueDescription(
-            BACKLOG, lock_duration=int(self._lock_seconds * TICKS_PER_SECOND), max_delivery_count=2147483647
-        )
-        await self.secondary.create(description)
+        await self.create_backlog()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.primary.close()
         await self.secondary.close()
 
+    async def create_backlog(self) -> None:
+        description = QueueDescription(
+            BACKLOG, lock_duration=int(self._lock_seconds * TICKS_PER_SECOND), max_delivery_count=2147483647
+        )
+        await self.secondary.create(description)
+
     async def create(self, *paths: str, **properties: Any) -> None:
-        """Queues in the primary."""
+        """Create queues in the primary."""
         for path in paths:
             await self.primary.create(QueueDescription(path, **properties))
 
@@ -89,7 +92,7 @@ class Pair:
         await self.primary.create(TopicDescription(path))
 
     async def put(self, payloads: Iterable[bytes]) -> None:
-        """Bring messages to the backlog."""
+        """Send messages to the backlog queue."""
         async with connect(self.secondary) as connection:
             sender = await connection.attach_sender(BACKLOG)
             outcomes = await send_all(sender, list(payloads))
@@ -107,13 +110,13 @@ class Pair:
         )
 
     async def drain(self, **terms: Any) -> DrainReport:
-        """Once, until nothing is left that can be moved."""
+        """Drain until nothing movable is left."""
         async with asyncio.timeout(PATIENCE * 3):
             return await self.host(**terms).drain()
 
     @asynccontextmanager
     async def running(self, **terms: Any) -> AsyncIterator[SyphonHost]:
-        """A syphon that goes on until the context is left."""
+        """Run a syphon for the duration of the context."""
         host = self.host(**terms)
         await host.start()
         try:
@@ -122,7 +125,7 @@ class Pair:
             async with asyncio.timeout(PATIENCE * 2):
                 await host.close()
 
-    # ---- what the namespaces say ----
+    # ---- results ----
 
     @property
     def backlog(self) -> Queue:
@@ -141,27 +144,27 @@ class Pair:
         return counters.active == counters.deferred == 0
 
     async def arrived(self, path: str) -> list[bytes]:
-        """The bodies of all messages in a queue of the primary, in order. They are gone afterwards."""
+        """Receive and complete all messages of a queue of the primary. Returns their bodies."""
         return [body_of(payload) for payload in await take_all(self.primary, path)]
 
     async def dead_letters(self) -> list[dict[str, Any]]:
-        """The application properties of the backlog's dead letters."""
+        """Receive and complete the backlog's dead letters. Returns their application properties."""
         found = await take_all(self.secondary, f"{BACKLOG}/$DeadLetterQueue")
         return [properties_of(payload) for payload in found]
 
     def rows(self, kind: OperationKind) -> int:
-        """How many messages or operations of a kind the ledger knows of."""
+        """The number of ledger rows of a kind."""
         return sum(1 for row in self.recorder.operations if row.operation is kind)
 
     async def until(self, path: str, count: int) -> None:
-        """Wait until so many messages have arrived at a destination."""
+        """Wait until `count` messages have arrived at a destination."""
         await eventually(lambda: self.queue(path).activity.received >= count)
 
 
 async def take_all(namespace: Namespace, path: str) -> list[bytes]:
-    """Everything that is available in a queue, completed."""
+    """Receive and complete everything available in a queue."""
     found: list[bytes] = []
-    # Credit is given back as soon as the window of the session is full, so that may take several turns.
+    # Credit is returned when the session's window is full, so it may take several rounds.
     while some := await _take_some(namespace, path):
         found += some
     return found
@@ -177,9 +180,9 @@ async def _take_some(namespace: Namespace, path: str) -> list[bytes]:
     return [delivery.payload for delivery in found]
 
 
-def counting(namespace: Namespace, entity: str, *operations: Operation) -> ActiveFault:
-    """Counts operations on an entity, where they happen: `fired` says how many."""
-    return namespace.faults.add(Fault(Kind.SLOW, entity, frozenset(operations), delay=1e-6))
+def counting(namespace: Namespace, entity: str, *operations: FaultPoint) -> ActiveFault:
+    """A fault that only counts operations on an entity: `fired` is the number."""
+    return namespace.faults.add(Fault(FaultKind.SLOW, entity, frozenset(operations), delay=1e-6))
 
 
 def numbered(destination: str, numbers: Iterable[int], **options: Any) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Where tokens come from."""
+"""Credentials and the tokens they make."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from typing import Any
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 
-from twinbus.broker.security import sign
+from twinbus.emulator.auth.security import sign
 from twinbus.syphon import BearerCredential, SasKey, SasToken, Token, as_credential
 
 AUDIENCE = "sb://contoso.servicebus.windows.net/orders"
 SIGNATURE = "SharedAccessSignature sr=x&sig=secret%3D&se=2000000000&skn=policy"
 
 
-async def test_a_token_of_a_key_is_signed_as_the_service_expects() -> None:
+async def test_sas_key_signs_tokens_as_the_service_expects() -> None:
     token = await SasKey("policy", "secret", seconds=60, clock=lambda: 1000.5).token(AUDIENCE)
     assert token.text == sign(AUDIENCE, "policy", "secret", 1061)
     assert token.type == "servicebus.windows.net:sastoken"
     assert token.expires_at == 1061
 
 
-async def test_a_token_of_a_key_is_good_for_an_hour() -> None:
+async def test_token_of_a_sas_key_is_valid_for_an_hour() -> None:
     token = await SasKey("policy", "secret").token(AUDIENCE)
     assert token.expires_at == pytest.approx(time.time() + 3600, abs=60)
 
 
 @pytest.mark.parametrize(("name", "key"), [("", "k"), ("n", "")])
-def test_a_key_without_name_or_key_is_refused(name: str, key: str) -> None:
+def test_sas_key_without_name_or_key_is_refused(name: str, key: str) -> None:
     with pytest.raises(ValueError, match="name and key of a SasKey must not be empty"):
         SasKey(name, key)
 
 
-def test_a_life_out_of_bounds_is_refused() -> None:
-    with pytest.raises(ValueError, match="seconds of a SasKey must be 1 to"):
+def test_token_lifetime_out_of_bounds_is_refused() -> None:
+    with pytest.raises(ValueError, match="seconds of a SasKey must be from 1 to"):
         SasKey("n", "k", seconds=0)
 
 
-async def test_a_ready_signature_is_shown_as_it_is() -> None:
+async def test_shared_access_signature_is_used_unchanged() -> None:
     assert await SasToken(SIGNATURE).token(AUDIENCE) == Token(
         SIGNATURE, "servicebus.windows.net:sastoken", 2_000_000_000.0
     )
 
 
-def test_a_signature_that_does_not_say_when_it_ends_is_refused_without_showing_it() -> None:
-    with pytest.raises(ValueError, match="must say with se= when it ends") as caught:
+def test_signature_without_expiry_is_refused_without_showing_it() -> None:
+    with pytest.raises(ValueError, match="needs its expiry, se=") as caught:
         SasToken("SharedAccessSignature sr=x&sig=secret")
     assert "secret" not in str(caught.value)
 
 
 class Bearer:
-    """A token credential whose `get_token` runs where it is called."""
+    """A sync token credential."""
 
     def __init__(self) -> None:
         self.scopes: list[tuple[str, ...]] = []
@@ -72,14 +72,14 @@ class AsyncBearer:
 
 
 class WrappedBearer:
-    """A function that is not async itself but returns something to await."""
+    """A credential whose sync `get_token` returns an awaitable."""
 
     def get_token(self, *scopes: str) -> Any:
         return AsyncBearer().get_token(*scopes)
 
 
 @pytest.mark.parametrize("source", [Bearer(), AsyncBearer(), WrappedBearer()], ids=lambda one: type(one).__name__)
-async def test_a_token_credential_is_asked_sync_or_async(source: Any) -> None:
+async def test_sync_and_async_token_credentials_are_called(source: Any) -> None:
     token = await as_credential(source).token(AUDIENCE)
     assert token == Token("bearer-secret", "jwt", 2_000_000_000.0)
 
@@ -106,17 +106,17 @@ async def test_a_signature_of_the_sdk_is_read_each_time() -> None:
     assert (await credential.token(AUDIENCE)).text == SIGNATURE
 
 
-def test_our_own_credentials_are_taken_as_they_are() -> None:
+def test_own_credentials_are_returned_unchanged() -> None:
     key = SasKey("a", "b")
     assert as_credential(key) is key
 
 
 @pytest.mark.parametrize("wrong", ["a string", None, object()])
-def test_what_is_no_credential_is_refused(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="is no credential"):
+def test_unsupported_credential_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="expected a credential with get_token, named_key or signature"):
         as_credential(wrong)
 
 
-def test_nothing_secret_shows() -> None:
+def test_repr_hides_secrets() -> None:
     shown = [SasKey("policy", "secret"), SasToken(SIGNATURE), BearerCredential(Bearer()), Token("secret", "jwt", 1.0)]
     assert "secret" not in repr(shown)

@@ -1,4 +1,4 @@
-"""A destination that stores messages and never says so: how soon that is noticed, and how many copies it costs."""
+"""A destination that stores messages without acknowledging them: how soon it is noticed, and how many copies result."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.syphon.bus import eventually
-from tests.syphon.pumping import Pair, bodies, numbered
+from tests.syphon.pumping import BACKLOG, Pair, bodies, numbered
 
-from twinbus.broker import DEFAULT, Fault, Kind
-from twinbus.broker.faults import ActiveFault, Operation
+from twinbus.emulator import DEFAULT, Fault, FaultKind
+from twinbus.emulator.faults.fault_plan import ActiveFault, FaultPoint
 from twinbus.ledger import OperationKind
 from twinbus.ledger.recorder import Outcome
-from twinbus.syphon.restorer import LOCK_SECONDS
+from twinbus.syphon.receiving.restorer import LOCK_SECONDS
 
-LOCK = 5  # seconds, the shortest that the service has
+LOCK = 5  # seconds, the shortest that the service allows
 MESSAGES = 5
 TRIES = 4
 
@@ -29,15 +29,15 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 def lose_answers(pair: Pair, **more: int) -> ActiveFault:
-    return pair.primary.faults.add(Fault(Kind.DROP_ACK, "orders", frozenset({Operation.SEND}), **more))
+    return pair.primary.faults.add(Fault(FaultKind.DROP_ACK, "orders", frozenset({FaultPoint.SEND}), **more))
 
 
-async def test_the_bound_of_two_copies_holds_however_long_answers_are_lost(pair: Pair) -> None:
+async def test_at_most_two_copies_arrive_however_long_answers_are_lost(pair: Pair) -> None:
     lost = lose_answers(pair)
     await pair.put(numbered("orders", range(MESSAGES)))
     async with pair.running():
         await eventually(lambda: pair.rows(OperationKind.PING) >= TRIES)
-        assert pair.queue("orders").activity.received == MESSAGES  # the tries were pings
+        assert pair.queue("orders").activity.received == MESSAGES  # the probes were pings
         assert lost.fired >= MESSAGES + TRIES
         assert pair.backlog.counters.deferred == MESSAGES
         pair.primary.faults.clear()
@@ -47,7 +47,7 @@ async def test_the_bound_of_two_copies_holds_however_long_answers_are_lost(pair:
     assert max(copies.values()) == 2
 
 
-async def test_it_gives_up_on_an_answer_before_a_lock_is_half_over(pair: Pair) -> None:
+async def test_outcome_timeout_is_less_than_half_a_lock(pair: Pair) -> None:
     lose_answers(pair)
     await pair.put(numbered("orders", [1]))
     async with pair.running() as host:
@@ -61,7 +61,7 @@ async def test_it_gives_up_on_an_answer_before_a_lock_is_half_over(pair: Pair) -
         await eventually(lambda: pair.is_backlog_empty)
 
 
-async def test_a_lock_duration_that_nobody_told_is_respected_too(pair: Pair) -> None:
+async def test_outcome_timeout_respects_an_estimated_lock_duration(pair: Pair) -> None:
     lose_answers(pair)
     await pair.put(numbered("orders", [1]))
     async with pair.running(lock_seconds=None) as host:
@@ -72,24 +72,24 @@ async def test_a_lock_duration_that_nobody_told_is_respected_too(pair: Pair) -> 
         await eventually(lambda: pair.is_backlog_empty)
 
 
-async def test_a_drain_until_empty_asks_with_a_ping_and_moves_what_is_left(pair: Pair) -> None:
+async def test_drain_pings_a_silent_destination_and_moves_the_rest(pair: Pair) -> None:
     lose_answers(pair, count=MESSAGES)
     await pair.put(numbered("orders", range(MESSAGES)))
     report = await pair.drain()
-    assert (report.total.moved, report.total.parked) == (MESSAGES, 0)
+    assert (report.total.moved, report.total.deferred) == (MESSAGES, 0)
     assert pair.rows(OperationKind.PING) == 1
     assert set(Counter(await pair.arrived("orders")).values()) == {2}
 
 
-async def test_a_drain_until_empty_ends_while_answers_are_lost(pair: Pair) -> None:
+async def test_drain_ends_while_answers_are_lost(pair: Pair) -> None:
     lose_answers(pair)
     await pair.put(numbered("orders", range(MESSAGES)))
     report = await pair.drain()
-    assert (report.total.moved, report.total.parked) == (0, MESSAGES)
+    assert (report.total.moved, report.total.deferred) == (0, MESSAGES)
     assert pair.queue("orders").activity.received == MESSAGES
 
 
-async def test_a_queue_with_sessions_answers_by_refusing_the_ping() -> None:
+async def test_refused_ping_counts_as_an_answer() -> None:
     async with Pair(DEFAULT, lock_seconds=LOCK) as pair:
         await pair.create("orders", requires_session=True)
         lose_answers(pair, count=1)
@@ -99,7 +99,7 @@ async def test_a_queue_with_sessions_answers_by_refusing_the_ping() -> None:
         assert pair.queue("orders").activity.received == 2
 
 
-async def test_without_pings_a_message_is_the_try(pair: Pair) -> None:
+async def test_without_pings_a_message_is_the_probe(pair: Pair) -> None:
     lose_answers(pair)
     await pair.put(numbered("orders", [1]))
     async with pair.running(probe="link"):
@@ -109,8 +109,8 @@ async def test_without_pings_a_message_is_the_try(pair: Pair) -> None:
         await eventually(lambda: pair.is_backlog_empty)
 
 
-async def test_a_connection_that_is_lost_with_the_answer_costs_at_most_four_copies(pair: Pair) -> None:
-    cut = pair.primary.faults.add(Fault(Kind.DROP_ACK, "orders", frozenset({Operation.SEND}), then_reset=True))
+async def test_connection_lost_with_the_answer_costs_at_most_four_copies(pair: Pair) -> None:
+    cut = pair.primary.faults.add(Fault(FaultKind.DROP_ACK, "orders", frozenset({FaultPoint.SEND}), then_reset=True))
     await pair.put(numbered("orders", [1]))
     async with pair.running():
         await eventually(lambda: pair.rows(OperationKind.PING) >= TRIES)
@@ -119,3 +119,17 @@ async def test_a_connection_that_is_lost_with_the_answer_costs_at_most_four_copi
         pair.primary.faults.clear()
         await eventually(lambda: pair.is_backlog_empty)
     assert 2 <= len(await pair.arrived("orders")) <= 4
+
+
+async def test_message_with_the_number_of_one_that_was_deleted_with_its_queue_is_moved(pair: Pair) -> None:
+    """A queue that is created again numbers from 1: the number alone does not tell that a message was moved before."""
+    refused = Fault(FaultKind.REJECT, BACKLOG, frozenset({FaultPoint.SETTLE}), count=1)
+    fault = pair.secondary.faults.add(refused)
+    await pair.put(numbered("orders", [1]))
+    async with pair.running():
+        await eventually(lambda: fault.fired == 1)
+        await pair.secondary.delete(BACKLOG)
+        await pair.create_backlog()
+        await pair.put(numbered("orders", [2]))
+        await eventually(lambda: pair.is_backlog_empty)
+    assert await pair.arrived("orders") == bodies([1, 2])

@@ -1,4 +1,4 @@
-"""How fast the syphon goes: decided without a clock of its own."""
+"""The pure decisions: back-off, pace, credit window, circuits, failure classification."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.syphon.circuits import Circuit
-from twinbus.syphon.errors import (
+from twinbus.amqp.client.errors import (
     AmqpError,
-    AuthenticationFailed,
-    ConnectionLost,
-    LinkDetached,
-    MessageTooLarge,
-    Modified,
-    Rejected,
-    Released,
-    TimedOut,
+    AnswerTimeoutError,
+    AuthenticationFailedError,
+    ConnectionLostError,
+    LinkDetachedError,
+    MessageTooLargeError,
+    ModifiedError,
+    RejectedError,
+    ReleasedError,
 )
-from twinbus.syphon.moves import Memory, Numbers
+from twinbus.syphon.delivery.circuits import Circuit
+from twinbus.syphon.delivery.send_failures import SendFailure, classify
 from twinbus.syphon.pacing import (
     BURST_SECONDS,
     FIRST_WINDOW,
@@ -28,12 +28,12 @@ from twinbus.syphon.pacing import (
     CreditWindow,
     Pace,
 )
-from twinbus.syphon.verdicts import Verdict, verdict_on
+from twinbus.syphon.settlement.moves import DuplicateGuard, SequenceNumbers
 
 # ---- pauses ----
 
 
-def test_pauses_double_up_to_the_longest_and_begin_anew() -> None:
+def test_backoff_doubles_up_to_the_longest_pause_and_resets() -> None:
     backoff = Backoff(1, 10)
     assert [backoff.next() for _ in range(6)] == [1, 2, 4, 8, 10, 10]
     backoff.reset()
@@ -44,7 +44,7 @@ def test_pauses_double_up_to_the_longest_and_begin_anew() -> None:
 
 
 @given(st.floats(0.1, 5000), st.lists(st.floats(0, 3), min_size=1, max_size=200))
-def test_no_more_is_sent_than_the_rate_allows(rate: float, steps: list[float]) -> None:
+def test_pace_keeps_the_rate(rate: float, steps: list[float]) -> None:
     now, sent = 0.0, 0
     pace = Pace(rate, 1, 120, now)
     for step in steps:
@@ -55,7 +55,7 @@ def test_no_more_is_sent_than_the_rate_allows(rate: float, steps: list[float]) -
 
 
 @given(st.floats(0.1, 5000))
-def test_whoever_waits_as_long_as_told_may_send(rate: float) -> None:
+def test_send_is_allowed_after_the_returned_delay(rate: float) -> None:
     now = 0.0
     pace = Pace(rate, 1, 120, now)
     for _ in range(50):
@@ -65,7 +65,7 @@ def test_whoever_waits_as_long_as_told_may_send(rate: float) -> None:
             assert pace.delay(now) == 0
 
 
-def test_without_a_rate_nothing_waits() -> None:
+def test_without_a_rate_there_is_no_delay() -> None:
     pace = Pace(None, 1, 120, 0)
     assert all(pace.delay(0) == 0 for _ in range(10_000))
 
@@ -73,7 +73,7 @@ def test_without_a_rate_nothing_waits() -> None:
 # ---- a busy namespace ----
 
 
-def test_a_busy_namespace_is_left_alone_and_longer_each_time_it_takes_nothing() -> None:
+def test_busy_namespace_gets_growing_pauses_while_it_accepts_nothing() -> None:
     pace, now = Pace(None, 1, 120, 0), 0.0
     for pause in (1, 2, 4, 8):
         pace.busy(now)
@@ -83,18 +83,18 @@ def test_a_busy_namespace_is_left_alone_and_longer_each_time_it_takes_nothing() 
         assert not pace.is_paused(now)
 
 
-def test_refusals_of_one_burst_are_one_pause() -> None:
+def test_throttled_burst_causes_one_pause() -> None:
     pace = Pace(None, 1, 120, 0)
     for _ in range(500):
         pace.busy(0.5)
     assert pace.delay(0.5) == 1
 
 
-def test_a_busy_namespace_gets_somewhat_less_than_it_took_and_slowly_more_again() -> None:
+def test_rate_drops_after_throttling_and_grows_slowly() -> None:
     pace, now = Pace(None, 1, 120, 0), 1.0
     for _ in range(1000):
         pace.accepted()
-    pace.busy(now)  # a thousand in a second was too much
+    pace.busy(now)  # a thousand a second was too fast
 
     def sent_in(seconds: float) -> int:
         nonlocal now
@@ -112,10 +112,10 @@ def test_a_busy_namespace_gets_somewhat_less_than_it_took_and_slowly_more_again(
     for _ in range(60):
         now += 1
         pace.delay(now)
-    assert all(pace.delay(now) == 0 for _ in range(100_000))  # forgotten
+    assert all(pace.delay(now) == 0 for _ in range(100_000))  # the limit was dropped
 
 
-def test_a_namespace_that_takes_a_message_now_and_then_is_tried_again_soon() -> None:
+def test_namespace_that_accepts_some_messages_is_retried_soon() -> None:
     pace, now = Pace(None, 1, 120, 0), 0.0
     for _ in range(5):
         pace.accepted()
@@ -134,39 +134,39 @@ def fill(window: CreditWindow, seconds_each: float, size: int, count: int, now: 
     return now
 
 
-def test_the_window_grows_to_what_can_be_moved_in_time() -> None:
+def test_window_grows_to_what_can_be_moved_in_time() -> None:
     window = CreditWindow(20, None, 0)
     fill(window, 1 / 50, 1000, 5000)
     assert 900 <= window.size <= 1000
 
 
-def test_the_window_has_a_bound() -> None:
+def test_window_is_bounded() -> None:
     window = CreditWindow(20, None, 0)
     fill(window, 1e-5, 1000, 50_000)
     assert window.size == MAX_WINDOW
 
 
-def test_the_window_shrinks_to_what_can_be_moved_in_time() -> None:
+def test_window_shrinks_to_what_can_be_moved_in_time() -> None:
     window = CreditWindow(20, None, 0)
     now = fill(window, 1e-4, 1000, 50_000)
     fill(window, 1, 1000, 5000, now)
     assert window.size == 20
 
 
-def test_large_messages_make_a_small_window() -> None:
+def test_large_messages_shrink_the_window() -> None:
     window = CreditWindow(20, None, 0)
     fill(window, 1e-4, 1 << 20, 5000)
     assert window.size == MAX_WINDOW_BYTES >> 20
 
 
 @pytest.mark.parametrize(("rate", "most"), [(0.01, 1), (1, 20), (1000, MAX_WINDOW)])
-def test_the_window_is_no_more_than_the_rate_moves_in_time(rate: float, most: int) -> None:
+def test_window_is_bounded_by_the_rate(rate: float, most: int) -> None:
     window = CreditWindow(20, rate, 0)
     fill(window, 1e-5, 100, 50_000)
     assert window.size <= most
 
 
-def test_a_message_that_was_late_halves_the_window() -> None:
+def test_late_message_halves_the_window() -> None:
     window = CreditWindow(20, None, 0)
     now = fill(window, 1e-4, 1000, 5000)
     size = window.size
@@ -174,7 +174,7 @@ def test_a_message_that_was_late_halves_the_window() -> None:
     assert window.size == size // 2
 
 
-def test_the_window_begins_small_again_when_nobody_knows_whether_anything_can_be_moved() -> None:
+def test_window_starts_over_at_its_first_size() -> None:
     window = CreditWindow(20, None, 0)
     now = fill(window, 1e-4, 1000, 5000)
     window.start_over(now)
@@ -184,7 +184,7 @@ def test_the_window_begins_small_again_when_nobody_knows_whether_anything_can_be
 # ---- circuits ----
 
 
-def test_a_circuit_lets_everything_through_until_it_fails() -> None:
+def test_closed_circuit_allows_all_sends() -> None:
     circuit = Circuit(1, 8)
     assert all(circuit.may_try(0) for _ in range(5))
     circuit.failed(0)
@@ -192,7 +192,7 @@ def test_a_circuit_lets_everything_through_until_it_fails() -> None:
     assert not circuit.may_try(0.99)
 
 
-def test_after_the_pause_one_try_decides() -> None:
+def test_one_probe_decides_after_the_pause() -> None:
     circuit = Circuit(1, 8)
     circuit.failed(0)
     assert circuit.may_try(1)
@@ -202,7 +202,7 @@ def test_after_the_pause_one_try_decides() -> None:
     assert circuit.may_try(1)
 
 
-def test_pauses_of_a_circuit_double_and_many_failures_at_once_are_one() -> None:
+def test_circuit_pauses_double_and_simultaneous_failures_count_once() -> None:
     circuit, now, pauses = Circuit(1, 8), 0.0, []
     for _ in range(6):
         for _ in range(100):
@@ -214,7 +214,7 @@ def test_pauses_of_a_circuit_double_and_many_failures_at_once_are_one() -> None:
     assert pauses == [1, 2, 4, 8, 8, 8]
 
 
-def test_a_try_that_came_to_nothing_can_be_made_again_at_once() -> None:
+def test_undecided_probe_can_be_repeated_at_once() -> None:
     circuit = Circuit(1, 8)
     circuit.failed(0)
     assert circuit.may_try(1)
@@ -223,20 +223,20 @@ def test_a_try_that_came_to_nothing_can_be_made_again_at_once() -> None:
     assert circuit.may_try(1)
 
 
-def test_where_the_connection_was_lost_the_pause_begins_with_the_next_one() -> None:
+def test_pause_after_a_lost_connection_starts_with_the_next_connection() -> None:
     circuit = Circuit(1, 8)
     circuit.failed(0, lost_connection=True)
     assert not circuit.may_try(100)
     circuit.connected(100)
     assert not circuit.may_try(100.9)
-    circuit.connected(100.9)  # one that was lost by another is no reason to begin anew
+    circuit.connected(100.9)  # a connection lost by another destination does not restart the pause
     assert circuit.may_try(101)
 
 
-def test_a_circuit_can_be_hurried_and_fails_no_less_for_it() -> None:
+def test_retry_now_allows_a_probe_which_may_fail() -> None:
     circuit = Circuit(1, 8)
     circuit.failed(0)
-    circuit.hurry()
+    circuit.retry_now()
     assert circuit.may_try(0)
     circuit.failed(0)
     assert not circuit.may_try(1.9)
@@ -248,39 +248,39 @@ def test_a_circuit_can_be_hurried_and_fails_no_less_for_it() -> None:
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
-        (Rejected("busy", "com.microsoft:server-busy"), Verdict.BUSY),
-        (LinkDetached("busy", "com.microsoft:server-busy"), Verdict.BUSY),
-        (Rejected("gone", "amqp:not-found"), Verdict.DOWN),
-        (Rejected("off", "com.microsoft:entity-disabled"), Verdict.DOWN),
-        (Rejected("full", "amqp:resource-limit-exceeded"), Verdict.DOWN),
-        (Rejected("no", "amqp:unauthorized-access"), Verdict.DOWN),
-        (Rejected("oops", "amqp:internal-error"), Verdict.DOWN),
-        (Rejected("late", "com.microsoft:timeout"), Verdict.DOWN),
-        (Rejected("bad", "com.microsoft:argument-error"), Verdict.REFUSED),
-        (Rejected("no session", "amqp:not-allowed"), Verdict.REFUSED),
-        (Rejected("large", "amqp:link:message-size-exceeded"), Verdict.REFUSED),
-        (Rejected("", ""), Verdict.REFUSED),
-        (Modified("tried"), Verdict.REFUSED),
-        (Released("did not look"), Verdict.DOWN),
-        (MessageTooLarge(2, 1, "orders"), Verdict.HOPELESS),
-        (TimedOut("late"), Verdict.DOWN),
-        (AuthenticationFailed("no", "amqp:not-found", 404), Verdict.DOWN),
-        (LinkDetached("idle", "amqp:link:detach-forced"), Verdict.ADRIFT),
-        (LinkDetached("gone", "amqp:not-found"), Verdict.DOWN),
-        (ConnectionLost("cut"), Verdict.LOST),
+        (RejectedError("busy", "com.microsoft:server-busy"), SendFailure.BUSY),
+        (LinkDetachedError("busy", "com.microsoft:server-busy"), SendFailure.BUSY),
+        (RejectedError("gone", "amqp:not-found"), SendFailure.DOWN),
+        (RejectedError("off", "com.microsoft:entity-disabled"), SendFailure.DOWN),
+        (RejectedError("full", "amqp:resource-limit-exceeded"), SendFailure.DOWN),
+        (RejectedError("no", "amqp:unauthorized-access"), SendFailure.DOWN),
+        (RejectedError("oops", "amqp:internal-error"), SendFailure.DOWN),
+        (RejectedError("late", "com.microsoft:timeout"), SendFailure.DOWN),
+        (RejectedError("bad", "com.microsoft:argument-error"), SendFailure.REFUSED),
+        (RejectedError("no session", "amqp:not-allowed"), SendFailure.REFUSED),
+        (RejectedError("large", "amqp:link:message-size-exceeded"), SendFailure.REFUSED),
+        (RejectedError("", ""), SendFailure.REFUSED),
+        (ModifiedError("tried"), SendFailure.REFUSED),
+        (ReleasedError("did not look"), SendFailure.DOWN),
+        (MessageTooLargeError(2, 1, "orders"), SendFailure.UNACCEPTABLE),
+        (AnswerTimeoutError("late"), SendFailure.DOWN),
+        (AuthenticationFailedError("no", "amqp:not-found", 404), SendFailure.DOWN),
+        (LinkDetachedError("idle", "amqp:link:detach-forced"), SendFailure.LINK_ENDED),
+        (LinkDetachedError("gone", "amqp:not-found"), SendFailure.DOWN),
+        (ConnectionLostError("cut"), SendFailure.CONNECTION_LOST),
     ],
     ids=lambda one: f"{type(one).__name__} {one.condition}" if isinstance(one, AmqpError) else one.name,
 )
-def test_what_a_failure_is_about(error: AmqpError, verdict: Verdict) -> None:
-    assert verdict_on(error) is verdict
+def test_failed_send_is_classified(error: AmqpError, verdict: SendFailure) -> None:
+    assert classify(error) is verdict
 
 
 # ---- numbers ----
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=60), st.sets(st.integers(0, 50)), st.integers(0, 70))
-def test_numbers_are_kept_in_order_and_once(added: list[int], gone: set[int], count: int) -> None:
-    numbers = Numbers()
+def test_sequence_numbers_are_sorted_and_unique(added: list[int], gone: set[int], count: int) -> None:
+    numbers = SequenceNumbers()
     for number in added:
         numbers.add(number)
     numbers.remove(gone)
@@ -289,11 +289,11 @@ def test_numbers_are_kept_in_order_and_once(added: list[int], gone: set[int], co
     assert len(numbers) == len(expected)
 
 
-def test_the_memory_of_what_was_accepted_is_bounded() -> None:
-    memory = Memory()
+def test_memory_of_accepted_messages_is_bounded() -> None:
+    guard = DuplicateGuard()
     for number in range(20_000):
-        memory.accepted(number)
-    assert not memory.has_accepted(0)
-    assert memory.has_accepted(19_999)
-    memory.completed(19_999)
-    assert not memory.has_accepted(19_999)
+        guard.accepted((number, 0))
+    assert not guard.has_accepted((0, 0))
+    assert guard.has_accepted((19_999, 0))
+    guard.completed((19_999, 0))
+    assert not guard.has_accepted((19_999, 0))

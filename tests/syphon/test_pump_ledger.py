@@ -1,4 +1,4 @@
-"""The syphon and a ledger that has to be waited for: nothing is completed that it does not have."""
+"""The syphon with a required ledger: nothing is completed before its rows are durable."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from tests.syphon.bus import MOMENT, PATIENCE, eventually
 from tests.syphon.pumping import BACKLOG, Pair, bodies, counting, numbered
 
-from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Operation, Profile
+from twinbus.amqp.client.errors import AnswerTimeoutError
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, FaultPoint, Profile
 from twinbus.ledger import MemoryRecorder, OperationKind, Outcome
 from twinbus.pairing.events import Event, EventBus, PumpStopped
 from twinbus.syphon import AmqpError
-from twinbus.syphon.drain import CALM
-from twinbus.syphon.errors import TimedOut
-from twinbus.syphon.ledger_gate import OnDurable
+from twinbus.syphon.settlement.ledger_gate import OnDurable
+from twinbus.syphon.until_empty import QUIET_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 
 
 class Ledger:
-    """Is asked to make rows durable, and does so when it is told, or fails."""
+    """A ledger whose flushes the test confirms or fails."""
 
     def __init__(self) -> None:
         self.asked: list[OnDurable] = []
@@ -53,10 +53,10 @@ class Ledger:
             then(None)
 
 
-async def test_with_a_ledger_nothing_is_completed_before_its_rows_are_durable(pair: Pair) -> None:
+async def test_message_is_completed_only_after_its_rows_are_durable(pair: Pair) -> None:
     ledger = Ledger()
     await pair.put(numbered("orders", range(5)))
-    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    settles = counting(pair.secondary, BACKLOG, FaultPoint.SETTLE)
     async with pair.running(flush=ledger.flush):
         await pair.until("orders", 5)
         await asyncio.sleep(MOMENT)
@@ -67,10 +67,10 @@ async def test_with_a_ledger_nothing_is_completed_before_its_rows_are_durable(pa
     assert settles.fired == 5
 
 
-async def test_nothing_is_dead_lettered_before_the_ledger_knows(pair: Pair) -> None:
+async def test_message_is_dead_lettered_only_after_its_row_is_durable(pair: Pair) -> None:
     ledger, recorder = Ledger(), MemoryRecorder()
-    await pair.put(numbered(BACKLOG, [1]))  # it would go in circles
-    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    await pair.put(numbered(BACKLOG, [1]))  # it would loop
+    settles = counting(pair.secondary, BACKLOG, FaultPoint.SETTLE)
     async with pair.running(flush=ledger.flush, recorder=recorder):
         await eventually(lambda: bool(ledger.asked))
         await asyncio.sleep(MOMENT)
@@ -87,7 +87,7 @@ def outcomes(recorder: MemoryRecorder) -> list[Outcome]:
     return [one.outcome for one in recorder.operations if one.operation is OperationKind.DEAD_LETTER]
 
 
-async def test_a_ledger_that_fails_keeps_what_was_to_be_dead_lettered_in_the_queue(pair: Pair) -> None:
+async def test_failing_ledger_keeps_dead_letters_in_the_queue(pair: Pair) -> None:
     ledger = Ledger()
     ledger.error = OSError("disk full")
     await pair.put(numbered(BACKLOG, [1]))
@@ -99,11 +99,11 @@ async def test_a_ledger_that_fails_keeps_what_was_to_be_dead_lettered_in_the_que
 
 
 @pytest.mark.parametrize("profile", [DEFAULT, AZURE], ids=["default", "azure"])
-async def test_until_empty_does_not_take_waiting_for_the_ledger_for_the_end(
+async def test_until_empty_does_not_end_while_the_ledger_is_slow(
     profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calm = 1.0  # longer than a busy machine takes to bring the first message
-    monkeypatch.setattr("twinbus.syphon.drain.CALM", calm)
+    calm = 1.0  # longer than a busy machine takes to deliver the first message
+    monkeypatch.setattr("twinbus.syphon.until_empty.QUIET_SECONDS", calm)
     ledger = Ledger()
     async with Pair(profile) as pair:
         await pair.create("orders")
@@ -111,7 +111,7 @@ async def test_until_empty_does_not_take_waiting_for_the_ledger_for_the_end(
         draining = asyncio.create_task(pair.drain(flush=ledger.flush))
         await pair.until("orders", 5)
         await asyncio.sleep(calm * 1.5)
-        # Nothing came, and nothing was settled: who waits for the end asks for no more messages.
+        # Nothing arrived or was settled. A drain that is about to end asks for no more messages.
         await pair.put(numbered("orders", range(5, 10)))
         await pair.until("orders", 10)
         ledger.answers = True
@@ -120,25 +120,27 @@ async def test_until_empty_does_not_take_waiting_for_the_ledger_for_the_end(
     assert report.total.moved == 10
 
 
-async def test_nothing_is_given_back_while_a_drain_waits_for_the_ledger_again_and_again(pair: Pair) -> None:
+async def test_slow_ledger_causes_no_abandoned_messages_in_a_drain(pair: Pair) -> None:
     def flush(then: OnDurable) -> None:
-        asyncio.get_running_loop().call_later(CALM * 1.5, then, None)
+        asyncio.get_running_loop().call_later(QUIET_SECONDS * 1.5, then, None)
 
     await pair.put(numbered("orders", range(1000)))
-    # For a moment after each flush nothing is here, and nothing has come for long.
-    pair.secondary.faults.add(Fault(Kind.SLOW, BACKLOG, frozenset({Operation.RECEIVE}), delay=CALM * 0.6))
-    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    # Right after each flush nothing is unsettled, and nothing has arrived for a while.
+    pair.secondary.faults.add(
+        Fault(FaultKind.SLOW, BACKLOG, frozenset({FaultPoint.RECEIVE}), delay=QUIET_SECONDS * 0.6)
+    )
+    settles = counting(pair.secondary, BACKLOG, FaultPoint.SETTLE)
     report = await pair.drain(flush=flush)
     assert report.total.moved == 1000
     activity = pair.backlog.activity
     assert (activity.delivered, activity.completed, settles.fired) == (1000, 1000, 1000)
 
 
-async def test_what_comes_while_a_drain_looks_for_the_end_is_moved_not_given_back(pair: Pair) -> None:
-    # The broker takes longer over its messages than the drain waits for them.
-    pair.secondary.faults.add(Fault(Kind.SLOW, BACKLOG, frozenset({Operation.RECEIVE}), delay=CALM * 2))
+async def test_message_arriving_during_the_final_scan_is_moved_not_abandoned(pair: Pair) -> None:
+    # The broker delivers messages later than the drain waits for them.
+    pair.secondary.faults.add(Fault(FaultKind.SLOW, BACKLOG, frozenset({FaultPoint.RECEIVE}), delay=QUIET_SECONDS * 2))
     await pair.put(numbered("orders", range(100)))
-    settles = counting(pair.secondary, BACKLOG, Operation.SETTLE)
+    settles = counting(pair.secondary, BACKLOG, FaultPoint.SETTLE)
     await pair.drain()
     assert (pair.backlog.activity.delivered, settles.fired) == (100, 100)
     assert pair.is_backlog_empty
@@ -149,12 +151,12 @@ async def test_what_comes_while_a_drain_looks_for_the_end_is_moved_not_given_bac
 
 @asynccontextmanager
 async def promptly(seconds: float) -> AsyncIterator[None]:
-    """What is done here is done long before a lock ends, or a close gives up waiting."""
+    """Well below a lock duration and the close timeout."""
     async with asyncio.timeout(seconds):
         yield
 
 
-async def test_a_ledger_that_fails_stops_the_pump_at_once_and_completes_nothing(pair: Pair) -> None:
+async def test_failing_ledger_stops_the_pump_and_completes_nothing(pair: Pair) -> None:
     ledger = Ledger()
     ledger.error = OSError("disk full")
     await pair.put(numbered("orders", range(MESSAGES)))
@@ -164,25 +166,25 @@ async def test_a_ledger_that_fails_stops_the_pump_at_once_and_completes_nothing(
     assert caught.value.__cause__ is ledger.error
     assert pair.backlog.activity.completed == 0
     assert pair.backlog.counters.active == MESSAGES
-    assert pair.backlog.locked == 0  # nobody has to wait for locks before the next try
+    assert pair.backlog.locked == 0  # the next attempt need not wait for locks
 
 
-async def test_a_ledger_that_does_not_answer_is_waited_for_during_a_third_of_the_lock(pair: Pair) -> None:
+async def test_silent_ledger_times_out_after_a_third_of_the_lock(pair: Pair) -> None:
     loop, times = asyncio.get_running_loop(), []
     await pair.put(numbered("orders", range(MESSAGES)))
     async with promptly(LOCK):
-        with pytest.raises(AmqpError, match=r"nothing was durable within 2\.1 seconds") as caught:
+        with pytest.raises(AmqpError, match=r"the ledger stored nothing within 2\.1 seconds") as caught:
             await pair.drain(flush=lambda then: times.append(loop.time()))
-    assert isinstance(caught.value.__cause__, TimedOut)
+    assert isinstance(caught.value.__cause__, AnswerTimeoutError)
     assert len(times) == 1
     assert loop.time() - times[0] >= LOCK / 3
-    # No more was taken than before the ledger stalled, and nothing is held.
+    # Nothing was received after the ledger stalled, and nothing is locked.
     assert pair.backlog.activity.delivered < MESSAGES
     assert (pair.backlog.activity.completed, pair.backlog.locked) == (0, 0)
     assert pair.backlog.counters.active == MESSAGES
 
 
-async def test_what_was_not_sent_when_the_ledger_failed_is_given_back(pair: Pair) -> None:
+async def test_unsent_messages_are_abandoned_when_the_ledger_fails(pair: Pair) -> None:
     ledger = Ledger()
     await pair.put(numbered("orders", range(MESSAGES)))
     async with promptly(LOCK / 2):
@@ -196,7 +198,7 @@ async def test_what_was_not_sent_when_the_ledger_failed_is_given_back(pair: Pair
     assert pair.backlog.counters.active == MESSAGES
 
 
-async def test_what_was_set_aside_stays_so_when_the_ledger_fails(pair: Pair) -> None:
+async def test_deferred_messages_stay_deferred_when_the_ledger_fails(pair: Pair) -> None:
     await pair.put(numbered("later", range(20)))
     await pair.drain()
     assert pair.backlog.counters.deferred == 20
@@ -213,7 +215,7 @@ async def test_what_was_set_aside_stays_so_when_the_ledger_fails(pair: Pair) -> 
     assert pair.is_backlog_empty
 
 
-async def test_a_syphon_that_runs_goes_on_when_the_ledger_does_and_sends_nothing_twice(pair: Pair) -> None:
+async def test_running_syphon_resumes_with_the_ledger_and_sends_nothing_twice(pair: Pair) -> None:
     ledger = Ledger()
     ledger.error = OSError("disk full")
     await pair.put(numbered("orders", range(MESSAGES)))
@@ -221,7 +223,7 @@ async def test_a_syphon_that_runs_goes_on_when_the_ledger_does_and_sends_nothing
         await pair.until("orders", 1)
         await eventually(lambda: pair.backlog.locked == 0)
         received = pair.queue("orders").activity.received
-        await asyncio.sleep(MOMENT * 3)  # it asks the ledger again and again meanwhile, and takes nothing
+        await asyncio.sleep(MOMENT * 3)  # meanwhile it keeps asking the ledger and receives nothing
         assert pair.queue("orders").activity.received == received < MESSAGES
         assert (pair.backlog.activity.completed, pair.backlog.locked) == (0, 0)
         ledger.error, ledger.answers = None, True
@@ -229,24 +231,24 @@ async def test_a_syphon_that_runs_goes_on_when_the_ledger_does_and_sends_nothing
     assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))
 
 
-async def test_a_syphon_that_waits_for_its_ledger_asks_nothing_of_the_namespaces(pair: Pair) -> None:
+async def test_syphon_waiting_for_the_ledger_sends_nothing_to_the_namespaces(pair: Pair) -> None:
     await pair.put(numbered("later", range(20)))
     await pair.drain()
     await pair.create("later")
     ledger = Ledger()
     ledger.error = OSError("disk full")
     asked = counting(
-        pair.secondary, BACKLOG, Operation.ATTACH, Operation.RECEIVE, Operation.SETTLE, Operation.MANAGEMENT
+        pair.secondary, BACKLOG, FaultPoint.ATTACH, FaultPoint.RECEIVE, FaultPoint.SETTLE, FaultPoint.MANAGEMENT
     )
     async with pair.running(flush=ledger.flush):
-        await eventually(lambda: ledger.times >= 2)  # it has given up, and asks the ledger again and again
+        await eventually(lambda: ledger.times >= 2)  # it gave up and keeps asking the ledger
         before = asked.fired
         await eventually(lambda: ledger.times >= 4)
         assert asked.fired == before
         assert pair.queue("later").activity.received == 1
 
 
-async def test_a_syphon_that_waits_for_its_ledger_can_be_closed(pair: Pair) -> None:
+async def test_syphon_waiting_for_the_ledger_can_be_closed(pair: Pair) -> None:
     ledger = Ledger()
     ledger.error = OSError("disk full")
     await pair.put(numbered("orders", range(5)))
@@ -263,7 +265,7 @@ async def test_a_syphon_that_waits_for_its_ledger_can_be_closed(pair: Pair) -> N
 # ---- a ledger that answers late ----
 
 
-async def test_what_becomes_durable_late_is_completed_and_not_given_back(pair: Pair) -> None:
+async def test_late_durable_messages_are_completed_not_abandoned(pair: Pair) -> None:
     loop = asyncio.get_running_loop()
     ledger = Ledger()
     await pair.put(numbered("orders", range(MESSAGES)))
@@ -271,13 +273,13 @@ async def test_what_becomes_durable_late_is_completed_and_not_given_back(pair: P
         drain = asyncio.create_task(pair.drain(flush=ledger.flush))
         await eventually(lambda: ledger.asked)
         asked_at = loop.time()
-        # Its time is over, and the locks hold yet.
+        # The deadline has passed, and the locks still hold.
         await eventually(lambda: loop.time() - asked_at > LOCK / 3 * 1.2)
         assert (pair.backlog.activity.completed, pair.backlog.locked) == (0, pair.backlog.activity.delivered)
         while not drain.done():
             ledger.answer()
             await asyncio.sleep(0.01)
-        with pytest.raises(AmqpError, match="nothing was durable within"):
+        with pytest.raises(AmqpError, match="the ledger stored nothing within"):
             await drain
     received = pair.queue("orders").activity.received
     assert 0 < pair.backlog.activity.completed == received
@@ -285,10 +287,10 @@ async def test_what_becomes_durable_late_is_completed_and_not_given_back(pair: P
     ledger.answers = True
     await pair.drain(flush=ledger.flush)
     assert pair.is_backlog_empty
-    assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))  # nothing came twice
+    assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))  # no duplicates
 
 
-async def test_a_pump_that_has_stopped_is_an_event(pair: Pair) -> None:
+async def test_stopped_pump_publishes_an_event(pair: Pair) -> None:
     ledger, events = Ledger(), EventBus()
     ledger.error = OSError("disk full")
     seen: list[Event] = []

@@ -1,4 +1,4 @@
-"""`order="session"`: every session arrives in order, whatever happens on the way."""
+"""With `order="session"` every session arrives in order, whatever fails."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from tests.broker.contract.bus import let_pass
+from tests.emulator.contract.bus import let_pass
 from tests.syphon.bus import MOMENT, body_of, connect, eventually, receive
 from tests.syphon.pumping import BACKLOG, Pair, counting, envelope, numbered, take_all
 
-from twinbus.broker import AZURE, DEFAULT, Fault, Kind, Namespace, Operation
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, FaultPoint, Namespace
 from twinbus.ledger import OperationKind
 from twinbus.syphon import RELEASE
 from twinbus.syphon.host import SyphonHost
 
 pytestmark = pytest.mark.slow
 
-ON_SEND = frozenset({Operation.SEND})
+ON_SEND = frozenset({FaultPoint.SEND})
 SESSIONS = [f"s{number}" for number in range(7)]
 
 
 def of_sessions(count: int, destination: str = "orders", start: int = 0) -> list[bytes]:
-    """Messages of several sessions, mixed, each with its session and its place."""
+    """Interleaved messages of several sessions, each with its session and position."""
     chosen = random.Random(count)
     places: dict[str, int] = defaultdict(lambda: start)
     messages = []
@@ -38,7 +38,7 @@ def of_sessions(count: int, destination: str = "orders", start: int = 0) -> list
 
 
 async def sessions_of(pair: Pair, path: str = "orders") -> dict[str, list[int]]:
-    """What arrived of each session, in the order of arrival, a copy of the last one left out."""
+    """What arrived of each session, in order, without a copy of the last message."""
     found: dict[str, list[int]] = defaultdict(list)
     for payload in await take_all(pair.primary, path):
         session, place = body_of(payload).decode().split()
@@ -55,16 +55,16 @@ async def assert_in_order(pair: Pair, count: int, path: str = "orders") -> None:
     assert sum(map(len, found.values())) == count
 
 
-async def test_a_session_is_sent_one_by_one_and_the_others_do_not_wait_for_it(pair: Pair) -> None:
+async def test_session_is_sent_one_by_one_without_blocking_others(pair: Pair) -> None:
     await pair.put(of_sessions(400))
     report = await pair.drain(order="session")
     assert report.total.moved == 400
     await assert_in_order(pair, 400)
 
 
-async def test_at_most_one_message_of_a_session_is_under_way(pair: Pair) -> None:
+async def test_at_most_one_message_of_a_session_is_in_flight(pair: Pair) -> None:
     await pair.put(of_sessions(60))
-    silence = pair.primary.faults.add(Fault(Kind.BLACKHOLE, "orders", ON_SEND))
+    silence = pair.primary.faults.add(Fault(FaultKind.BLACKHOLE, "orders", ON_SEND))
     async with pair.running(order="session"):
         await eventually(lambda: silence.fired >= 5)
         await asyncio.sleep(3 * MOMENT)
@@ -74,9 +74,9 @@ async def test_at_most_one_message_of_a_session_is_under_way(pair: Pair) -> None
     await assert_in_order(pair, 60)
 
 
-async def test_messages_without_a_session_wait_for_nobody(pair: Pair) -> None:
+async def test_messages_without_a_session_do_not_wait(pair: Pair) -> None:
     await pair.put(numbered("orders", range(30)))
-    silence = pair.primary.faults.add(Fault(Kind.BLACKHOLE, "orders", ON_SEND))
+    silence = pair.primary.faults.add(Fault(FaultKind.BLACKHOLE, "orders", ON_SEND))
     async with pair.running(order="session"):
         await eventually(lambda: silence.fired == 10)
         pair.primary.faults.remove(silence.id)
@@ -86,11 +86,11 @@ async def test_messages_without_a_session_wait_for_nobody(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(Kind.REJECT, "orders", ON_SEND, probability=0.1, seed=1, condition="amqp:internal-error"),
-        Fault(Kind.REJECT, "orders", ON_SEND, probability=0.1, seed=2, condition="x:try-again"),
-        Fault(Kind.THROTTLE, "orders", ON_SEND, probability=0.03, seed=3),
-        Fault(Kind.DETACH, "orders", ON_SEND, probability=0.03, seed=4),
-        Fault(Kind.RESET, "orders", ON_SEND, probability=0.01, seed=5),
+        Fault(FaultKind.REJECT, "orders", ON_SEND, probability=0.1, seed=1, condition="amqp:internal-error"),
+        Fault(FaultKind.REJECT, "orders", ON_SEND, probability=0.1, seed=2, condition="x:try-again"),
+        Fault(FaultKind.THROTTLE, "orders", ON_SEND, probability=0.03, seed=3),
+        Fault(FaultKind.DETACH, "orders", ON_SEND, probability=0.03, seed=4),
+        Fault(FaultKind.RESET, "orders", ON_SEND, probability=0.01, seed=5),
     ],
     ids=["failing", "refusing", "busy", "detaching", "resetting"],
 )
@@ -102,9 +102,9 @@ async def test_the_order_survives_failures_of_the_destination(pair: Pair, fault:
     await assert_in_order(pair, 300)
 
 
-async def test_a_poisoned_message_does_not_stop_its_session(pair: Pair) -> None:
+async def test_poison_message_does_not_stop_its_session(pair: Pair) -> None:
     await pair.put(of_sessions(30))
-    pair.primary.faults.add(Fault(Kind.REJECT, "orders", ON_SEND, count=1, condition="x:poison"))
+    pair.primary.faults.add(Fault(FaultKind.REJECT, "orders", ON_SEND, count=1, condition="x:poison"))
     report = await pair.drain(order="session", options={"poison_tries": 1})
     assert (report.total.poison, report.total.moved) == (1, 29)
     for places in (await sessions_of(pair)).values():
@@ -113,7 +113,7 @@ async def test_a_poisoned_message_does_not_stop_its_session(pair: Pair) -> None:
 
 async def test_the_order_survives_a_destination_that_is_down(pair: Pair) -> None:
     await pair.put(of_sessions(100))
-    down = pair.primary.faults.add(Fault(Kind.DISABLE, "orders"))
+    down = pair.primary.faults.add(Fault(FaultKind.DISABLE, "orders"))
     async with pair.running(order="session"):
         await eventually(lambda: pair.backlog.counters.deferred == 100)
         pair.primary.faults.remove(down.id)
@@ -125,7 +125,7 @@ async def test_the_order_survives_an_outage_of_the_primary(pair: Pair) -> None:
     await pair.put(of_sessions(600))
     async with pair.running(order="session") as host:
         await pair.until("orders", 100)
-        faults = [pair.primary.faults.add(Fault(kind)) for kind in (Kind.REFUSE, Kind.RESET)]
+        faults = [pair.primary.faults.add(Fault(kind)) for kind in (FaultKind.REFUSE, FaultKind.RESET)]
         await eventually(lambda: not host.status().primary_connected)
         for fault in faults:
             pair.primary.faults.remove(fault.id)
@@ -133,14 +133,14 @@ async def test_the_order_survives_an_outage_of_the_primary(pair: Pair) -> None:
     await assert_in_order(pair, 600)
 
 
-async def test_a_message_locked_by_somebody_who_is_gone_is_waited_for() -> None:
+async def test_order_waits_for_a_message_locked_by_a_killed_client() -> None:
     async with Pair(DEFAULT) as pair:
         await pair.create("orders")
         await pair.put(of_sessions(40))
         async with connect(pair.secondary) as connection:
             _, inbox = await receive(connection, BACKLOG, 10)
             await inbox.take(10)
-        # That one was killed: ten messages are locked, and everything behind them is there.
+        # That client was killed: ten messages are locked, and newer ones are available.
         async with pair.running(order="session", lock_seconds=4):
             await eventually(lambda: pair.rows(OperationKind.ABANDON) > 0)
             assert pair.queue("orders").activity.received == 0
@@ -149,7 +149,7 @@ async def test_a_message_locked_by_somebody_who_is_gone_is_waited_for() -> None:
         await assert_in_order(pair, 40)
 
 
-async def test_a_message_in_the_middle_that_is_locked_is_waited_for_too() -> None:
+async def test_order_waits_for_a_locked_message_in_the_middle() -> None:
     async with Pair(DEFAULT) as pair:
         await pair.create("orders")
         await pair.put(of_sessions(40))
@@ -168,9 +168,9 @@ async def test_a_message_in_the_middle_that_is_locked_is_waited_for_too() -> Non
 
 @asynccontextmanager
 async def one_under_way_and_one_deferred(pair: Pair) -> AsyncIterator[SyphonHost]:
-    """Of the first two messages of a session one has been sent and has no answer, and the next one is deferred."""
+    """The first message of a session was sent without an answer, and the second one is deferred."""
     first, second = (envelope("orders", b"s %d" % number, session="s") for number in range(2))
-    silence = pair.primary.faults.add(Fault(Kind.BLACKHOLE, "orders", ON_SEND))
+    silence = pair.primary.faults.add(Fault(FaultKind.BLACKHOLE, "orders", ON_SEND))
     async with pair.running(order="session") as host:
         await pair.put([first])
         await eventually(lambda: silence.fired == 1)
@@ -180,21 +180,21 @@ async def one_under_way_and_one_deferred(pair: Pair) -> AsyncIterator[SyphonHost
         yield host
 
 
-async def test_a_message_that_was_given_back_is_not_overtaken_by_a_deferred_one(pair: Pair) -> None:
+async def test_abandoned_message_is_not_overtaken_by_a_deferred_one(pair: Pair) -> None:
     async with one_under_way_and_one_deferred(pair) as host:
-        pair.secondary.faults.add(Fault(Kind.SLOW, BACKLOG, frozenset({Operation.RECEIVE}), delay=10 * MOMENT))
+        pair.secondary.faults.add(Fault(FaultKind.SLOW, BACKLOG, frozenset({FaultPoint.RECEIVE}), delay=10 * MOMENT))
         pair.primary.faults.clear()
         host.let_go("orders")
-        cut = pair.primary.faults.add(Fault(Kind.RESET))
+        cut = pair.primary.faults.add(Fault(FaultKind.RESET))
         await eventually(lambda: pair.rows(OperationKind.ABANDON) == 1)
         pair.primary.faults.remove(cut.id)
         await eventually(lambda: pair.is_backlog_empty)
     await assert_in_order(pair, 2)
 
 
-async def test_nothing_is_fetched_while_an_older_message_is_under_way(pair: Pair) -> None:
+async def test_nothing_is_fetched_while_an_older_message_is_in_flight(pair: Pair) -> None:
     async with one_under_way_and_one_deferred(pair) as host:
-        fetches = counting(pair.secondary, BACKLOG, Operation.MANAGEMENT)
+        fetches = counting(pair.secondary, BACKLOG, FaultPoint.MANAGEMENT)
         host.let_go("orders")
         await asyncio.sleep(10 * MOMENT)
         assert fetches.fired == 0
@@ -217,7 +217,7 @@ async def test_the_order_survives_a_throttled_primary() -> None:
 
 async def test_without_order_a_session_is_pipelined_like_everything_else(pair: Pair) -> None:
     await pair.put(of_sessions(30))
-    silence = pair.primary.faults.add(Fault(Kind.BLACKHOLE, "orders", ON_SEND))
+    silence = pair.primary.faults.add(Fault(FaultKind.BLACKHOLE, "orders", ON_SEND))
     async with pair.running():
         await eventually(lambda: silence.fired == 10)
         pair.primary.faults.remove(silence.id)

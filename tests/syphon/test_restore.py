@@ -1,4 +1,4 @@
-"""From the bytes in the backlog to the bytes for the destination."""
+"""Restoring diverted messages from bytes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tests.amqp.amqp_values import SIMPLE, SYMBOLS, TEXT, VALUES, same
 
-from twinbus.amqp import sections
-from twinbus.amqp.encoding import encode
-from twinbus.amqp.types import Described, Int, Long, Symbol, Timestamp, UInt, ULong
-from twinbus.pairing import aliases
-from twinbus.syphon.restore import EnvelopeError, MalformedEnvelope, NotOurs, Restored, restore
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.encoding import encode
+from twinbus.amqp.codec.types import Described, Int, Long, Symbol, Timestamp, UInt, ULong
+from twinbus.envelope import aliases
+from twinbus.envelope.restoring import EnvelopeError, MalformedEnvelopeError, NoEnvelopeError, Restored, restore
 
 NOW = 1_794_000_000_000
 MAX_UINT = 0xFFFFFFFF
@@ -46,7 +46,7 @@ def delivery(
     body: bytes = BODY,
     enqueued_at: int = NOW,
 ) -> bytes:
-    """A message as a broker hands it to a peek-lock receiver."""
+    """A message as a broker delivers it to a peek-lock receiver."""
     of_the_broker = {
         Symbol("x-opt-enqueued-time"): Timestamp(enqueued_at),
         Symbol("x-opt-sequence-number"): Long(42),
@@ -110,7 +110,7 @@ _BODIES = st.one_of(
     _ANNOTATIONS,
     st.sampled_from([b"", encode("x"), encode(uuid.UUID(int=1)), encode(b"x"), encode(ULong(3))]),
 )
-def test_what_the_envelope_did_not_touch_passes_byte_for_byte(
+def test_untouched_sections_pass_byte_for_byte(
     own: dict[Any, Any],
     annotations: dict[Any, Any],
     delivery_annotations: dict[Any, Any],
@@ -135,13 +135,13 @@ def test_what_the_envelope_did_not_touch_passes_byte_for_byte(
     )
 
 
-def test_the_senders_header_fields_stay_and_the_brokers_go() -> None:
+def test_senders_header_fields_stay_and_the_brokers_are_dropped() -> None:
     one = restored({}, header=[True, None, UInt(99), True])
     assert same(header_of(one), [True, None, None, None, None])
     assert sections.split_sections(restored({}, header=[None, None, UInt(99), False]).payload).header == b""
 
 
-def test_what_the_broker_knows_of_a_message_is_reported() -> None:
+def test_broker_annotations_are_reported() -> None:
     one = restored({"x-ms-sessionid": "s"}, enqueued_at=NOW - 5)
     assert one == Restored("orders", "s", "m", one.payload, NOW - 5, 42, 2, False)
 
@@ -164,7 +164,7 @@ def test_a_message_id_of_any_type_is_reported_as_text(value: Any, text: str | No
 # ---- what is put back ----
 
 
-def test_session_expiry_and_creation_time_are_put_back_in_their_places() -> None:
+def test_session_expiry_and_creation_time_are_restored() -> None:
     application = {"x-ms-sessionid": "s", "x-twinbus-expiry": Timestamp(9), "x-twinbus-created": Timestamp(8)}
     others = ["m", b"user", "to", "subject", "reply", ULong(1), Symbol("type"), Symbol("encoding")]
     one = restored(application, properties=[*others, None, None, None, UInt(3), "replies"])
@@ -174,12 +174,12 @@ def test_session_expiry_and_creation_time_are_put_back_in_their_places() -> None
     )
 
 
-def test_an_empty_session_id_is_a_session_id() -> None:
+def test_empty_session_id_is_restored() -> None:
     assert fields_of(restored({"x-ms-sessionid": ""}))[10] == ""
 
 
-def test_what_the_backlogs_broker_put_in_cleared_places_does_not_count() -> None:
-    # The service shows the time to live of the queue, and what follows from it, on every message.
+def test_values_of_the_backlogs_broker_in_cleared_fields_are_dropped() -> None:
+    # The service writes the queue's time to live and the resulting expiry on every message.
     scheduled = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(5)}
     fields = ["m", *[None] * 7, Timestamp(NOW + 9), Timestamp(NOW), "session"]
     one = restored({}, header=[None, None, UInt(9)], annotations=scheduled, properties=fields)
@@ -188,13 +188,13 @@ def test_what_the_backlogs_broker_put_in_cleared_places_does_not_count() -> None
     assert sections.split_sections(one.payload).message_annotations == b""
 
 
-def test_the_scheduled_time_is_an_annotation_again() -> None:
+def test_scheduled_time_is_restored_as_an_annotation() -> None:
     one = restored({"x-ms-scheduledenqueuetimeutc": Timestamp(NOW + 5)}, annotations={Symbol("x-opt-other"): "kept"})
     section = sections.section_value(sections.split_sections(one.payload).message_annotations)
     assert same(section, {Symbol("x-opt-other"): "kept", Symbol("x-opt-scheduled-enqueue-time"): Timestamp(NOW + 5)})
 
 
-def test_a_senders_own_property_gets_its_name_back() -> None:
+def test_senders_own_property_gets_its_name_back() -> None:
     own = {"x-twinbus-own-x-ms-path": "mine", "x-twinbus-own-x-twinbus-own-": Symbol("s"), "x-twinbus-own-": 1.5}
     section = sections.split_sections(restored(own).payload).application_properties
     assert section == map_of(
@@ -202,7 +202,7 @@ def test_a_senders_own_property_gets_its_name_back() -> None:
     )
 
 
-def test_what_a_queue_writes_on_a_dead_letter_is_not_the_senders() -> None:
+def test_dead_letter_properties_of_the_queue_are_dropped() -> None:
     application = {"DeadLetterReason": "r", "DeadLetterErrorDescription": "d"}
     assert sections.split_sections(restored(application).payload).application_properties == b""
 
@@ -216,7 +216,7 @@ def with_life(milliseconds: int, ttl: str = "remaining", waited: int = 0, **othe
 
 
 @given(st.integers(0, MAX_UINT // 2), st.integers(1, MAX_UINT // 2))
-def test_the_time_in_the_backlog_is_taken_off_the_time_to_live(waited: int, left: int) -> None:
+def test_time_in_the_backlog_reduces_the_time_to_live(waited: int, left: int) -> None:
     one = with_life(waited + left, waited=waited)
     assert not one.expired
     assert same(header_of(one)[2], UInt(left))
@@ -224,7 +224,7 @@ def test_the_time_in_the_backlog_is_taken_off_the_time_to_live(waited: int, left
 
 
 @given(st.integers(0, MAX_UINT), st.integers(0, MAX_UINT))
-def test_a_message_has_expired_when_its_time_is_over(life: int, longer: int) -> None:
+def test_message_expires_when_its_time_to_live_ends(life: int, longer: int) -> None:
     one = with_life(life, waited=life + longer)
     assert one.expired
     assert one.payload == b""
@@ -232,21 +232,21 @@ def test_a_message_has_expired_when_its_time_is_over(life: int, longer: int) -> 
 
 
 @given(st.integers(0, MAX_UINT), st.integers(0, MAX_UINT))
-def test_a_life_that_restarts_is_a_full_one_and_never_over(life: int, waited: int) -> None:
+def test_restarted_time_to_live_is_full_and_never_expired(life: int, waited: int) -> None:
     one = with_life(life, "restart", waited)
     assert not one.expired
     assert same(header_of(one)[2], UInt(life))
     assert same(fields_of(one)[8:10], [Timestamp(NOW + life), Timestamp(NOW)])
 
 
-def test_a_clock_that_goes_back_makes_nobody_older_or_younger() -> None:
+def test_clock_that_goes_back_does_not_change_the_time_to_live() -> None:
     for ttl in ("remaining", "restart"):
         one = with_life(1000, ttl, waited=-500)
         assert header_of(one)[2] == 1000
         assert fields_of(one)[8] == NOW + 1500
 
 
-def test_a_life_begins_at_the_scheduled_time() -> None:
+def test_time_to_live_starts_at_the_scheduled_time() -> None:
     scheduled = {"x-ms-scheduledenqueuetimeutc": Timestamp(NOW - 300)}
     assert header_of(with_life(1000, waited=5000, **scheduled))[2] == 700
     assert header_of(with_life(1000, waited=200, **scheduled))[2] == 800
@@ -254,7 +254,7 @@ def test_a_life_begins_at_the_scheduled_time() -> None:
     assert header_of(with_life(1000, waited=5000, **later))[2] == 1000
 
 
-def test_an_expiry_without_a_time_to_live_is_left_to_the_destination() -> None:
+def test_expiry_without_a_time_to_live_is_left_to_the_destination() -> None:
     times = {"x-twinbus-created": Timestamp(1), "x-twinbus-expiry": Timestamp(2)}
     for ttl in ("remaining", "restart"):
         one = restored(times, ttl, enqueued_at=NOW - 1000)
@@ -263,12 +263,12 @@ def test_an_expiry_without_a_time_to_live_is_left_to_the_destination() -> None:
         assert header_of(one)[2] is None
 
 
-def test_a_life_longer_than_a_header_can_say_is_the_longest_it_can() -> None:
+def test_time_to_live_is_capped_at_the_headers_maximum() -> None:
     assert header_of(restored({"x-ms-timetolive": timespan(MAX_UINT + 5)}))[2] == MAX_UINT
     assert header_of(restored({"x-ms-timetolive": Long(2**63 - 1)}))[2] is None
 
 
-def test_times_that_became_plain_numbers_on_the_way_are_read_too() -> None:
+def test_times_as_plain_integers_are_read() -> None:
     one = restored({"x-ms-timetolive": Long(50_000), "x-ms-scheduledenqueuetimeutc": Long(7), "x-twinbus-expiry": 8})
     assert header_of(one)[2] == 5
     assert same(fields_of(one)[8], Timestamp(8))
@@ -277,8 +277,8 @@ def test_times_that_became_plain_numbers_on_the_way_are_read_too() -> None:
 # ---- what cannot be restored ----
 
 
-def test_a_message_without_a_path_is_not_ours() -> None:
-    with pytest.raises(NotOurs, match="x-ms-path") as caught:
+def test_message_without_a_path_has_no_envelope() -> None:
+    with pytest.raises(NoEnvelopeError, match="x-ms-path") as caught:
         restore(delivery({"x-ms-sessionid": "s"}), now_ms=NOW, ttl="remaining")
     assert caught.value.reason == "NoEnvelope"
 
@@ -301,29 +301,29 @@ def test_a_message_without_a_path_is_not_ours() -> None:
         ("x-twinbus-created", ULong(2**63)),
     ],
 )
-def test_an_alias_that_cannot_be_read_is_named(name: str, value: Any) -> None:
-    with pytest.raises(MalformedEnvelope, match=name) as caught:
+def test_malformed_alias_is_named_in_the_error(name: str, value: Any) -> None:
+    with pytest.raises(MalformedEnvelopeError, match=name) as caught:
         restored({name: value})
     assert caught.value.reason == "MalformedEnvelope"
 
 
-def test_an_alias_that_is_there_twice_is_refused() -> None:
+def test_duplicate_alias_is_refused() -> None:
     split = sections.split_sections(delivery({"x-ms-path": "a"}))
     paths = [sections.entry("x-ms-path", "a"), sections.entry("x-ms-path", "b")]
     section = sections.map_section(sections.APPLICATION_PROPERTIES, paths)
-    with pytest.raises(MalformedEnvelope, match=r"x-ms-path.* twice"):
+    with pytest.raises(MalformedEnvelopeError, match=r"x-ms-path.* twice"):
         restore(b"".join(split._replace(application_properties=section)), now_ms=NOW, ttl="remaining")
 
 
 @pytest.mark.parametrize("name", ["x-opt-enqueued-time", "x-opt-sequence-number"])
-def test_a_message_that_no_broker_has_stamped_is_refused(name: str) -> None:
-    with pytest.raises(MalformedEnvelope, match=name):
+def test_message_without_broker_annotations_is_refused(name: str) -> None:
+    with pytest.raises(MalformedEnvelopeError, match=name):
         restored({}, annotations={Symbol(name): None})
 
 
 @given(st.data())
 @settings(max_examples=500)
-def test_damaged_bytes_are_restored_to_a_message_or_refused_with_a_reason(data: st.DataObject) -> None:
+def test_damaged_bytes_are_restored_or_refused_with_a_reason(data: st.DataObject) -> None:
     application = {"x-ms-path": "p", "x-ms-timetolive": timespan(5), "x-ms-sessionid": "s", "own": Symbol("x")}
     payload = bytearray(delivery(application))
     for _ in range(data.draw(st.integers(1, 3))):

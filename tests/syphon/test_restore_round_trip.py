@@ -1,4 +1,4 @@
-"""A diverted message arrives as if it had never been diverted: over the real wire, byte for byte."""
+"""A diverted message arrives as if sent directly: over the real wire, byte for byte."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.pairing.sdk_messages import sdk_messages, typed
 from tests.syphon.bus import PATIENCE, Inbox, annotations_of, body_of
 from tests.syphon.diverted import BACKLOG, SLACK_MS, TwoNamespaces, assert_equal, header_of, properties_of
 
-from twinbus.amqp import sections
-from twinbus.amqp.types import Described, Long, Symbol, Timestamp
-from twinbus.pairing import aliases
-from twinbus.pairing.envelope import wrap_all
+from twinbus.amqp.codec import sections
+from twinbus.amqp.codec.types import Described, Long, Symbol, Timestamp
+from twinbus.envelope import aliases
+from twinbus.envelope.wrapping import wrap_all
 from twinbus.syphon import dead_letter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
@@ -45,7 +45,7 @@ def application_properties(payload: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize("ttl", ["remaining", "restart"])
 @given(message=sdk_messages())
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-async def test_a_message_arrives_as_if_it_had_been_sent_directly(
+async def test_diverted_message_arrives_as_if_sent_directly(
     bus: TwoNamespaces, ttl: Mode, message: AmqpAnnotatedMessage
 ) -> None:
     assert_equal(await bus.both(message, ttl), ttl)
@@ -64,7 +64,7 @@ def everything() -> ServiceBusMessage:
     )
 
 
-async def test_in_the_backlog_the_originals_are_cleared_and_the_aliases_have_their_types(bus: TwoNamespaces) -> None:
+async def test_backlog_message_has_cleared_originals_and_typed_aliases(bus: TwoNamespaces) -> None:
     message = everything()
     before = message.raw_amqp_message.properties.creation_time  # type: ignore[union-attr]
     payload = await bus.divert(message, "some/topic")
@@ -95,7 +95,7 @@ async def test_in_the_backlog_the_originals_are_cleared_and_the_aliases_have_the
     )
 
 
-async def test_a_message_of_the_sdks_own_class_arrives_with_everything(bus: TwoNamespaces) -> None:
+async def test_service_bus_message_arrives_with_all_its_properties(bus: TwoNamespaces) -> None:
     ways = await bus.both(everything())
     assert_equal(ways)
     assert application_properties(ways.moved) == {"n": 2**40, "x-ms-path": "mine", "DeadLetterReason": "mine too"}
@@ -104,7 +104,7 @@ async def test_a_message_of_the_sdks_own_class_arrives_with_everything(bus: TwoN
     assert ways.restored.message_id == "m"
 
 
-async def test_a_message_without_anything_arrives_without_anything(bus: TwoNamespaces) -> None:
+async def test_empty_message_arrives_empty(bus: TwoNamespaces) -> None:
     ways = await bus.both(ServiceBusMessage(None, message_id="m"))
     assert_equal(ways)
     parts = sections.split_sections(ways.restored.payload)
@@ -112,7 +112,7 @@ async def test_a_message_without_anything_arrives_without_anything(bus: TwoNames
 
 
 async def received(bus: TwoNamespaces, message: ServiceBusMessage) -> ServiceBusReceivedMessage:
-    """What the SDK makes of a message that it has sent and received."""
+    """A message that the SDK has sent and received."""
     await bus.direct_sender.send_messages(message)
     async with bus.sdk[0].get_queue_receiver("direct") as receiver:
         [one] = await receiver.receive_messages(max_wait_time=PATIENCE)
@@ -120,7 +120,7 @@ async def received(bus: TwoNamespaces, message: ServiceBusMessage) -> ServiceBus
     return one
 
 
-async def test_a_message_that_was_received_can_be_sent_again(bus: TwoNamespaces) -> None:
+async def test_received_message_can_be_sent_again(bus: TwoNamespaces) -> None:
     message = everything()
     message.scheduled_enqueue_time_utc = None
     message.application_properties = {"x-ms-path": "mine", "n": 1}
@@ -132,7 +132,7 @@ async def test_a_message_that_was_received_can_be_sent_again(bus: TwoNamespaces)
     assert annotations_of(ways.backlog)["x-opt-sequence-number"] == ways.restored.sequence_number
 
 
-async def test_a_received_message_keeps_its_scheduled_time_though_the_sdk_cannot_send_it(bus: TwoNamespaces) -> None:
+async def test_received_message_keeps_its_scheduled_time(bus: TwoNamespaces) -> None:
     again = await received(bus, ServiceBusMessage("x", scheduled_enqueue_time_utc=PAST))
     with pytest.raises(ServiceBusError, match=str(PAST_MS)):
         await bus.direct_sender.send_messages(again)
@@ -160,7 +160,7 @@ async def test_time_in_the_backlog_counts_by_the_brokers_clock(bus: TwoNamespace
     assert properties_of(restored.payload)[CREATED] == kept["x-twinbus-created"]
 
 
-async def test_what_expired_in_the_backlog_is_reported_and_not_deleted_there(bus: TwoNamespaces) -> None:
+async def test_message_expired_in_the_backlog_is_reported_and_not_deleted(bus: TwoNamespaces) -> None:
     payload = await bus.divert(ServiceBusMessage("x", time_to_live=timedelta(seconds=100)), wait=101)
     restored = bus.restored(payload)
     assert restored.expired
@@ -168,7 +168,7 @@ async def test_what_expired_in_the_backlog_is_reported_and_not_deleted_there(bus
     assert restored.destination == "moved"
 
 
-async def test_a_restarted_life_is_as_long_as_it_was_in_the_beginning(bus: TwoNamespaces) -> None:
+async def test_restarted_time_to_live_has_its_original_length(bus: TwoNamespaces) -> None:
     payload = await bus.divert(ServiceBusMessage("x", time_to_live=timedelta(seconds=100)), wait=200)
     restored = bus.restored(payload, "restart")
     assert not restored.expired
@@ -178,7 +178,7 @@ async def test_a_restarted_life_is_as_long_as_it_was_in_the_beginning(bus: TwoNa
     assert 200_000 <= fields[EXPIRY] - kept["x-twinbus-expiry"] <= 200_000 + SLACK_MS
 
 
-async def test_a_life_does_not_begin_before_the_scheduled_time(bus: TwoNamespaces) -> None:
+async def test_time_to_live_does_not_start_before_the_scheduled_time(bus: TwoNamespaces) -> None:
     message = ServiceBusMessage("x", time_to_live=timedelta(seconds=100))
     message.scheduled_enqueue_time_utc = bus.clock.in_seconds(150)
     restored = bus.restored(await bus.divert(message, wait=120))
@@ -190,7 +190,7 @@ async def test_a_life_does_not_begin_before_the_scheduled_time(bus: TwoNamespace
     assert bus.restored(await bus.divert(message, wait=121)).expired
 
 
-async def test_a_message_scheduled_for_later_waits_at_the_destination_not_in_the_backlog(bus: TwoNamespaces) -> None:
+async def test_scheduled_message_waits_at_the_destination_not_in_the_backlog(bus: TwoNamespaces) -> None:
     later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     message = ServiceBusMessage("x", scheduled_enqueue_time_utc=later)
     restored = bus.restored(await bus.divert(message))
@@ -202,7 +202,7 @@ async def test_a_message_scheduled_for_later_waits_at_the_destination_not_in_the
     assert same(annotations[aliases.SCHEDULED_ANNOTATION], Timestamp(int(later.timestamp() * 1000)))
 
 
-async def test_a_dead_letter_of_the_backlog_is_restored_without_what_the_queue_wrote_on_it(bus: TwoNamespaces) -> None:
+async def test_dead_letter_is_restored_without_the_queues_properties(bus: TwoNamespaces) -> None:
     own = {"DeadLetterReason": "mine", "x-twinbus-own-DeadLetterReason": "mine too", "other": 1}
     await bus.direct_sender.send_messages(ServiceBusMessage("x", message_id="m", application_properties=dict(own)))
     direct = await bus.take("direct")
@@ -221,7 +221,7 @@ async def test_a_dead_letter_of_the_backlog_is_restored_without_what_the_queue_w
 
 
 async def test_the_senders_clock_does_not_matter(bus: TwoNamespaces) -> None:
-    # A message that says it was created and has expired long ago: only the time in the backlog counts.
+    # Its creation time and expiry are long past, but only the time in the backlog counts.
     properties = {"message_id": "m", "creation_time": PAST_MS, "absolute_expiry_time": PAST_MS + 900_000}
     message = AmqpAnnotatedMessage(data_body=b"x", properties=properties)
     ways = await bus.both(message)

@@ -1,4 +1,4 @@
-"""The fixture `twinbus_namespaces`, in a test run of its own and by hand."""
+"""The fixture `twinbus_namespaces` in a separate pytest run, and `twin_namespaces`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient as As
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus import PairedServiceBusClient, Route, SendAvailabilityOptions
-from twinbus.broker import Fault, Kind
+from twinbus.emulator import Fault, FaultKind
 from twinbus.testing import EmbeddedNamespace, TwinNamespaces, twin_namespaces
 
 pytest_plugins = ["pytester"]
 
-SOMEBODYS_TEST = """
+USER_TEST = """
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 def test_a_message_goes_through(twinbus_namespaces):
@@ -40,18 +40,17 @@ def test_every_test_has_namespaces_of_its_own(twinbus_namespaces):
 """
 
 
-def test_pytest_finds_the_fixture_by_itself(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(SOMEBODYS_TEST)
+def test_pytest_discovers_the_fixture(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(USER_TEST)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist")
     result.assert_outcomes(passed=2)
 
 
-def test_who_does_not_ask_for_it_does_not_pay_for_it() -> None:
-    code = (
-        "import sys, twinbus.testing.plugin; print('twinbus.broker.namespace' in sys.modules, 'azure' in sys.modules)"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False", "False"]
+def test_plugin_does_not_import_the_emulator_or_the_sdk() -> None:
+    modules = "twinbus.emulator.server.namespace", "azure"
+    code = f"import sys, twinbus.testing.pytest_plugin; print(*(name in sys.modules for name in {modules}))"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["False", "False"]
 
 
 def test_sends_survive_an_outage_of_the_primary(twinbus_namespaces: TwinNamespaces) -> None:
@@ -69,9 +68,10 @@ def test_sends_survive_an_outage_of_the_primary(twinbus_namespaces: TwinNamespac
             assert sender.send_messages(ServiceBusMessage("meanwhile")).route is Route.BACKLOG
     assert primary.message_count("orders") == 1
     assert secondary.message_count("contoso/x-servicebus-transfer/0") == 1
+    assert (primary.backlog_count(), secondary.backlog_count()) == (0, 1)
 
 
-def test_topics_sessions_and_times_are_made_as_asked() -> None:
+def test_create_queue_and_topic_with_properties() -> None:
     with twin_namespaces("one", "two") as (primary, secondary):
         assert (primary.name, secondary.name) == ("one", "two")
         primary.create_queue("q", requires_session=True, lock_duration=timedelta(seconds=5))
@@ -85,10 +85,10 @@ def test_topics_sessions_and_times_are_made_as_asked() -> None:
         assert primary.message_count("t/subscriptions/second") == 1
 
 
-def test_faults_say_how_often_they_fired() -> None:
+def test_fault_counts_how_often_it_fired() -> None:
     with twin_namespaces() as (primary, _):
         primary.create_queue("q")
-        fault = primary.add_fault(Fault(Kind.THROTTLE, "q", count=1))
+        fault = primary.add_fault(Fault(FaultKind.THROTTLE, "q", count=1))
         with (
             ServiceBusClient.from_connection_string(primary.connection_string, retry_backoff_factor=0.01) as client,
             client.get_queue_sender("q") as sender,
@@ -98,7 +98,7 @@ def test_faults_say_how_often_they_fired() -> None:
         primary.clear_faults()
 
 
-def test_the_administration_client_is_ready_made(twinbus_namespaces: TwinNamespaces) -> None:
+def test_administration_client_works(twinbus_namespaces: TwinNamespaces) -> None:
     for namespace in twinbus_namespaces:
         namespace.create_queue("q", lock_duration=timedelta(seconds=30))
         with namespace.administration_client() as admin:
@@ -106,7 +106,7 @@ def test_the_administration_client_is_ready_made(twinbus_namespaces: TwinNamespa
             assert admin.get_namespace_properties().name == namespace.name
 
 
-async def test_an_administration_client_of_ones_own_trusts_the_file(twinbus_namespaces: TwinNamespaces) -> None:
+async def test_own_administration_client_can_use_ca_file(twinbus_namespaces: TwinNamespaces) -> None:
     primary, _ = twinbus_namespaces
     async with AsyncAdministrationClient.from_connection_string(
         primary.connection_string, connection_verify=primary.ca_file
@@ -115,22 +115,22 @@ async def test_an_administration_client_of_ones_own_trusts_the_file(twinbus_name
     assert primary.message_count("q") == 0
 
 
-def test_a_certificate_is_made_once_for_all_namespaces_of_a_run() -> None:
+def test_all_namespaces_of_a_process_share_one_certificate() -> None:
     with twin_namespaces() as before, twin_namespaces("other", "names") as meanwhile:
         pass
     with twin_namespaces() as after:
-        assert len({one.ca_file for twins in (before, meanwhile, after) for one in twins}) == 1
+        assert len({namespace.ca_file for twins in (before, meanwhile, after) for namespace in twins}) == 1
 
 
-def test_the_certificate_is_gone_with_the_process() -> None:
+def test_certificate_is_deleted_at_exit() -> None:
     code = "from twinbus.testing import twin_namespaces\nwith twin_namespaces() as twins: print(twins.primary.ca_file)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    ca_file = Path(found.stdout.strip())
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    ca_file = Path(process.stdout.strip())
     assert ca_file.name == "ca.pem"
     assert not ca_file.parent.exists()
 
 
-def test_a_subscription_is_made_with_rules_and_properties(twinbus_namespaces: TwinNamespaces) -> None:
+def test_create_subscription_with_rules_and_properties(twinbus_namespaces: TwinNamespaces) -> None:
     primary, _ = twinbus_namespaces
     primary.create_topic("events", "all")
     primary.create_subscription(
@@ -181,14 +181,14 @@ def test_a_subscription_is_made_with_rules_and_properties(twinbus_namespaces: Tw
         ({"high": "priority >"}, "The rule 'high' is not valid"),
     ],
 )
-def test_rules_that_cannot_be_are_refused(twinbus_namespaces: TwinNamespaces, rules: Any, says: str) -> None:
+def test_invalid_rules_are_refused(twinbus_namespaces: TwinNamespaces, rules: Any, says: str) -> None:
     twinbus_namespaces.primary.create_topic("t")
     with pytest.raises(ValueError, match=says):
         twinbus_namespaces.primary.create_subscription("t", "s", rules=rules)
 
 
 @pytest.mark.parametrize("duration", [timedelta(seconds=90), "PT90S", "PT1M30S"])
-def test_durations_are_a_timedelta_or_text_as_for_the_sdk(twinbus_namespaces: TwinNamespaces, duration: Any) -> None:
+def test_durations_are_timedelta_or_iso_text(twinbus_namespaces: TwinNamespaces, duration: Any) -> None:
     primary, _ = twinbus_namespaces
     primary.create_queue("q", lock_duration=duration, default_message_time_to_live=duration)
     primary.create_topic("t", duplicate_detection_history_time_window=duration)
@@ -215,7 +215,7 @@ def test_durations_are_a_timedelta_or_text_as_for_the_sdk(twinbus_namespaces: Tw
         ({"locks": 1}, TypeError, "locks"),
     ],
 )
-def test_a_queue_that_cannot_be_is_refused(
+def test_invalid_queue_is_refused(
     twinbus_namespaces: TwinNamespaces, properties: dict[str, object], error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says):
@@ -228,23 +228,23 @@ def test_a_queue_that_cannot_be_is_refused(
         lambda namespace: namespace.create_queue("q"),
         lambda namespace: namespace.create_topic("t"),
         lambda namespace: namespace.create_subscription("t", "s"),
-        lambda namespace: namespace.add_fault(Fault(Kind.THROTTLE)),
+        lambda namespace: namespace.add_fault(Fault(FaultKind.THROTTLE)),
         lambda namespace: namespace.clear_faults(),
         lambda namespace: namespace.outage().__enter__(),
         lambda namespace: namespace.message_count("q"),
     ],
 )
-def test_a_namespace_that_has_ended_says_so(use: Callable[[EmbeddedNamespace], object]) -> None:
+def test_stopped_namespace_raises_runtime_error(use: Callable[[EmbeddedNamespace], object]) -> None:
     with twin_namespaces() as (primary, _):
         pass
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        with pytest.raises(RuntimeError, match="has ended"):
+        with pytest.raises(RuntimeError, match="is closed"):
             use(primary)
-        gc.collect()  # what was not awaited is noticed when it goes
-    assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []
+        gc.collect()  # raises "never awaited" warnings now
+    assert [str(warning.message) for warning in warned if "never awaited" in str(warning.message)] == []
 
 
-def test_the_messages_of_nothing_cannot_be_counted(twinbus_namespaces: TwinNamespaces) -> None:
+def test_message_count_of_missing_entity_raises(twinbus_namespaces: TwinNamespaces) -> None:
     with pytest.raises(ValueError, match="has no entity 'nothing'"):
         twinbus_namespaces.primary.message_count("nothing")

@@ -1,1 +1,1 @@
-"""AMQP 1.0 as plain functions on bytes: types, performatives, frames and message sections. No sockets."""
+"""AMQP 1.0: a pure codec on bytes, and an asyncio client built on it."""

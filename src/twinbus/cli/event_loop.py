@@ -1,4 +1,4 @@
-"""The event loop of commands that move many messages."""
+"""Runs commands that move many messages: fast event loop, rare garbage collection."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-COLLECT_AFTER = 50_000  # new objects between two looks for garbage; the usual 700 are those of some 30 messages
+COLLECT_AFTER = 50_000  # new objects per collection; Python's 700 are those of about 30 messages
 
 
 def run_loop(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run on the fastest event loop there is."""
+    """Run on uvloop if it is installed, else on asyncio's own loop."""
     try:
         import uvloop
     except ImportError:
@@ -20,10 +20,10 @@ def run_loop(main: Coroutine[Any, Any, _T]) -> _T:
     return uvloop.run(main)
 
 
-def spare_the_collector() -> None:
-    """Look for garbage seldom, and not among what was loaded: messages that wait for a commit are no garbage.
+def tune_garbage_collector() -> None:
+    """Collect garbage rarely, and skip what was loaded at the start.
 
-    Looking through them again and again takes a third of the time under load; what is dropped is freed at once anyway.
+    Under load, scanning the messages that wait for a commit takes a third of the time and frees nothing.
     """
     gc.collect()
     gc.freeze()

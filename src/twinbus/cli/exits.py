@@ -1,4 +1,4 @@
-"""Exit codes, the same for every command: 0 done, 1 failed or something is left to do, 2 bad usage."""
+"""Exit codes of every command: 0 done, 1 failed or something is left to do, 2 bad usage."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ BAD_USAGE = 2
 
 
 def fail(command: str, message: str, code: int = FAILED) -> NoReturn:
-    """Say why in a line on standard error, and end."""
+    """Print the reason in one line on standard error, and exit."""
     typer.echo(f"{command}: {message}", err=True)
     raise typer.Exit(code) from None

@@ -1,4 +1,4 @@
-"""Logs on standard error: readable lines, or one JSON object a line."""
+"""Configures logging to standard error, as text or as one JSON object per line."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-FormatOption = Annotated[LogFormat, typer.Option(help="Logs go to standard error.")]
+FormatOption = Annotated[LogFormat, typer.Option(help="Format of the log on standard error.")]
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object for each record."""
+    """Formats each record as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -38,15 +38,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(log_format: LogFormat, level: str) -> None:
-    """Send the logs of twinbus, and the warnings of everything under it, to standard error."""
+    """Log twinbus at this level, and warnings of all other libraries, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format is LogFormat.JSON:
         handler.setFormatter(JsonFormatter())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    wanted = logging.getLevelNamesMapping()[level.upper()]
+    threshold = logging.getLevelNamesMapping()[level.upper()]
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(max(wanted, logging.WARNING))
-    logging.getLogger("twinbus").setLevel(wanted)
+    root.setLevel(max(threshold, logging.WARNING))
+    logging.getLogger("twinbus").setLevel(threshold)
     logging.captureWarnings(True)

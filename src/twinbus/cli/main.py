@@ -1,4 +1,4 @@
-"""The `twinbus` command and the options that all its subcommands share."""
+"""Defines the `twinbus` command and loads its subcommands on demand."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typer.main import get_group
 from twinbus import __version__
 
 from .exits import BAD_USAGE, fail
-from .settings import BadSettings, apply, settings
+from .options.settings import SettingsError, apply, settings
 
-#: Each command and where it lives: a function, or a `typer.Typer` of several commands.
-HOMES = {
+#: The module and attribute of each command: a function, or a `typer.Typer` of several commands.
+COMMAND_LOCATIONS = {
     "serve": "serve:serve",
     "syphon": "syphon:syphon",
     "demo": "demo:demo",
@@ -31,33 +31,33 @@ HOMES = {
 
 
 class Commands(Mapping[str, Any]):
-    """The commands by name, each loaded when it is asked for: `twinbus serve` need not wait for what `demo` imports."""
+    """The commands by name, each imported on first use: `twinbus serve` does not wait for the imports of `demo`."""
 
     def __getitem__(self, name: str) -> Any:
-        module, _, attribute = HOMES[name].partition(":")
-        found = getattr(import_module(f".{module}", __package__), attribute)
-        if isinstance(found, typer.Typer):
-            command: Any = get_group(found)
+        module, _, attribute = COMMAND_LOCATIONS[name].partition(":")
+        implementation = getattr(import_module(f".commands.{module}", __package__), attribute)
+        if isinstance(implementation, typer.Typer):
+            command: Any = get_group(implementation)
         else:
-            alone = typer.Typer(add_completion=False)
-            alone.command(name)(found)
-            command = get_single(alone)
+            wrapper = typer.Typer(add_completion=False)
+            wrapper.command(name)(implementation)
+            command = get_single(wrapper)
         command.name = name
         try:
-            apply(command, name, settings(frozenset(HOMES)))
-        except BadSettings as error:
+            apply(command, name, settings(frozenset(COMMAND_LOCATIONS)))
+        except SettingsError as error:
             fail("twinbus", str(error), BAD_USAGE)
         return command
 
     def __iter__(self) -> Iterator[str]:
-        return iter(HOMES)
+        return iter(COMMAND_LOCATIONS)
 
     def __len__(self) -> int:
-        return len(HOMES)
+        return len(COMMAND_LOCATIONS)
 
 
-class Loading(TyperGroup):
-    """A group whose commands are loaded when they are needed."""
+class LazyGroup(TyperGroup):
+    """A group that imports its commands on first use."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "commands": Commands()})
@@ -65,7 +65,7 @@ class Loading(TyperGroup):
 
 app = typer.Typer(
     name="twinbus",
-    cls=Loading,
+    cls=LazyGroup,
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables would print keys and message bodies.
@@ -73,8 +73,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"twinbus {__version__}")
         raise typer.Exit
 

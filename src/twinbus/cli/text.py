@@ -1,4 +1,4 @@
-"""Figures and foreign texts for a terminal."""
+"""Formats numbers, tables and untrusted text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from collections.abc import Sequence
 
 
 def printable(value: object) -> str:
-    """Names and ids come from anywhere: they must not talk to the terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(value))
+    """Replace control characters: names and ids from messages must not send escape sequences to the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
+
+
+def counted(count: int, singular: str, plural: str | None = None) -> str:
+    """Return a count with its noun: `1 day`, `2 days`."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+def missing_queues_text(missing: int, expected: int) -> str:
+    """Return the line about backlog queues that `--queues` counts and that do not exist."""
+    verb = "does" if missing == 1 else "do"
+    return f"{missing:,} of the {expected:,} backlog queues of --queues {verb} not exist"
 
 
 def age(seconds: float) -> str:
-    """A time span in the two largest units that matter."""
+    """Format a time span in its two largest units."""
     seconds = max(0.0, seconds)
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -23,7 +34,9 @@ def age(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in a unit that leaves few digits."""
+    """Format a number of bytes in a unit that leaves few digits."""
+    if count == 1:
+        return "1 byte"
     value = float(count)
     for unit in ("bytes", "KB", "MB"):
         if value < 1024:
@@ -33,9 +46,10 @@ def size(count: int) -> str:
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 0) -> str:
-    """A table of plain lines. Its last column may be as long as it likes: a path stays in one piece.
+    """Format a table as plain lines.
 
-    So many columns at the beginning are words, on the left; the others but the last are figures, on the right.
+    The first `left` columns are left-aligned, the others right-aligned, except the last: it is never padded or
+    wrapped, so that a long path stays in one piece.
     """
     lines = [headings, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings) - 1)]

@@ -1,3 +1,3 @@
-"""The paired client: what an application holds in its hands."""
+"""The paired client, its receivers and its status: the API that applications use."""
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The two clients of a pairing share their fate, in an application that hosts the syphon.
+"""Links the lifetimes of a pairing's two clients, in an application that hosts the syphon.
 
-When one of them is closed or has faulted, its partner should be closed, too. If that does not happen in time the
-partner is faulted, for a pairing with one side is none. A lost connection is no fault. Pure, and safe to use from
-several threads.
+When one client is closed or has faulted, its partner should be closed, too. If that does not happen in time, the
+partner is faulted, because a pairing needs both sides. A lost connection is not a fault. Pure and thread-safe.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import threading
 from enum import Enum
 
 from twinbus.ledger.recorder import NamespaceRole
-from twinbus.pairing.errors import ForkedClientError, PairedClientFaultedError
 from twinbus.pairing.forks import watch_forks
+from twinbus.pairing.pairing_errors import ForkedClientError, PairedClientFaultedError
 
 #: The two clients, by their namespaces.
 SIDES = (NamespaceRole.PRIMARY, NamespaceRole.SECONDARY)
-#: Seconds in which the partner of a client that has ended must be closed.
+#: Seconds in which the partner of an ended client must be closed.
 GRACE = 5.0
 
 
 class Condition(Enum):
-    """How a client is."""
+    """The lifecycle state of a client."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -42,7 +41,7 @@ class Partnership:
         watch_forks(self)
 
     def forked(self) -> None:
-        """This process is a fork: neither client can be used in it."""
+        """Mark this process as a fork: neither client can be used in it."""
         self.is_forked = True
         self._faults = dict.fromkeys(SIDES, ForkedClientError(self._made_in, os.getpid()))
 
@@ -54,7 +53,7 @@ class Partnership:
         return all(condition is Condition.CLOSED for condition in self._conditions.values())
 
     def fault(self, role: NamespaceRole) -> PairedClientFaultedError | None:
-        """Why a client has faulted; None if it has not."""
+        """Return why a client has faulted; None if it has not."""
         return self._faults.get(role)
 
     def check(self, role: NamespaceRole) -> None:
@@ -66,7 +65,7 @@ class Partnership:
             raise ValueError("The client was closed. Make a new one.")
 
     def closed(self, role: NamespaceRole) -> bool:
-        """A client was closed; true if that is news. A faulted one stays faulted."""
+        """Record that a client was closed; return whether it was open. A faulted one stays faulted."""
         with self._lock:
             is_news = self._conditions[role] is Condition.OPEN
             if is_news:
@@ -74,7 +73,7 @@ class Partnership:
             return is_news
 
     def faulted(self, role: NamespaceRole, error: PairedClientFaultedError) -> bool:
-        """A client has faulted; true if that is news. One that was closed stays closed."""
+        """Record that a client has faulted; return whether it was open. A closed one stays closed."""
         with self._lock:
             is_news = self._conditions[role] is Condition.OPEN
             if is_news:
@@ -83,7 +82,7 @@ class Partnership:
             return is_news
 
     def fault_partner(self, role: NamespaceRole) -> PairedClientFaultedError | None:
-        """The client `role` ended a while ago: fault its partner, and return why; None if that has ended, too."""
+        """Fault the partner of the client `role`, which ended a while ago; return why, or None if it has ended, too."""
         how = "was closed" if self._conditions[role] is Condition.CLOSED else "has faulted"
         reason = f"the {role.name.lower()} client {how}, and its partner was not closed within {GRACE:g} s"
         error = PairedClientFaultedError(reason, self._faults.get(role))

@@ -1,4 +1,4 @@
-"""Everything of a paired client that runs by itself: the background, the syphon, and the rule of close and fault.
+"""Runs the background work, the syphon, and the lifetime rule of a paired client.
 
 Asynchronous only, on one event loop: the application's own, or the private one of a synchronous client.
 """
@@ -10,33 +10,33 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from twinbus.ledger.proof import for_syphon
+from twinbus.ledger.durable_rows import for_syphon
 from twinbus.ledger.recorder import NamespaceRole, Recorder
 from twinbus.pairing import events
 from twinbus.pairing.background import Background
-from twinbus.pairing.backlog import ListedQueue, list_backlog
-from twinbus.pairing.core import Pairing
+from twinbus.pairing.background_tasks import Tasks
+from twinbus.pairing.backlog.provisioning import ListedQueue, list_backlog
 from twinbus.pairing.events import Event, Faulted
-from twinbus.pairing.failover import FailedOver
-from twinbus.pairing.namespaces import Namespace
-from twinbus.pairing.tasks import Tasks
+from twinbus.pairing.failover.entity_failover import FailedOver
+from twinbus.pairing.namespace import Namespace
+from twinbus.pairing.pairing_state import Pairing
 from twinbus.syphon.connector import Side
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.ledger_gate import Flush
+from twinbus.syphon.settlement.ledger_gate import Flush
 from twinbus.syphon.terms import Terms
 
 from .partnership import GRACE, Partnership
 
 logger = logging.getLogger("twinbus.client")
 
-#: Seconds in which the syphon must have stopped, so that a client closes within 5 s whatever its ledger does.
+#: Seconds for the syphon to stop, so that a client closes within 5 s whatever its ledger does.
 SYPHON_CLOSE = 3.5
-#: Seconds in which the last events and operations are handed to callbacks and recorders of the application.
+#: Seconds to deliver the last events and operations to callbacks and recorders of the application.
 HAND_OVER = 0.5
 
 
 class Runtime:
-    """Started once, closed once, on the same loop. `new_syphon` makes a syphon for these queues, if not the usual."""
+    """Started once, closed once, on the same loop. `new_syphon` makes a syphon for these queues, if not the default."""
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class Runtime:
         self.background = Background(pairing, primary, secondary)
         self.syphon: SyphonHost | None = None
         self._forget: Callable[[], None] = lambda: None
+        #: The lock durations that the syphon was given, by queue.
+        self._lock_seconds: dict[str, float] = {}
 
     async def start(self) -> None:
         """Start the background and, if the options say so, the syphon. Raises what `Background.start` raises."""
@@ -63,11 +65,12 @@ class Runtime:
         self._tasks.open()
         await self.background.start()
         if self._pairing.options.enable_syphon:
+            self.background.readiness.on_checked = self._set_locks
             self._forget = self._pairing.events.subscribe(self._follow)
             self._tasks.begin(self._run_syphon)
 
     async def close(self) -> None:
-        """End pings and pumps, also if they were only about to start. Nothing is left running or open."""
+        """Stop pings and pumps, even those still starting. Nothing is left running or open."""
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait({self._starting})
@@ -77,21 +80,20 @@ class Runtime:
         await self._pairing.foreign.close_within(HAND_OVER)
 
     def _broken(self, error: Exception) -> None:
-        logger.error("%s: the syphon could not be started or stopped", self._pairing.label, exc_info=error)
+        logger.error("%s: starting or stopping the syphon failed", self._pairing.label, exc_info=error)
         self._pairing.set_fault("its syphon could not be started or stopped", error)
 
     async def list_backlog(self) -> list[ListedQueue]:
-        """All backlog queues of this pairing in the secondary, used or not."""
+        """List all backlog queues of this pairing in the secondary, used or not."""
         async with self._secondary.administration() as admin:
             return await list_backlog(admin, self._pairing)
 
-    # ---- the syphon ----
-
     async def _run_syphon(self) -> None:
-        await self.background.standby.is_named.wait()
+        await self.background.readiness.is_named.wait()
         pairing = self._pairing
         queues = [pairing.queue_path(index) for index in range(pairing.options.backlog_queue_count)]
         recorder, flush = _proof_of(pairing)
+        known = self.background.readiness.lock_seconds()
         terms = Terms(
             options=pairing.options.syphon,
             ttl=pairing.options.ttl,
@@ -103,7 +105,7 @@ class Runtime:
             flush=flush,
             ledger_health=pairing.ledger_health,
             probe=pairing.options.probe,
-            lock_seconds=self.background.standby.lock_seconds,
+            lock_seconds=max(known.values()) if len(known) == len(queues) else None,
         )
         self.syphon = self._new_syphon(queues, terms)
         for entity in pairing.entities():
@@ -111,6 +113,7 @@ class Runtime:
             if isinstance(state, FailedOver) and state.is_forced:
                 self.syphon.hold_back(entity.path)
         await self.syphon.start()
+        self._set_locks()
 
     def _usual_syphon(self, queues: Sequence[str], terms: Terms) -> SyphonHost:
         return SyphonHost(Side.of(self._primary), Side.of(self._secondary), queues, terms)
@@ -120,18 +123,16 @@ class Runtime:
             await self.syphon.close(SYPHON_CLOSE)
 
     def _follow(self, event: Event) -> None:
-        """What the syphon has to do when something happens; from any thread."""
+        """Notify the syphon of an event; from any thread."""
         if isinstance(event, Faulted):
             self._tasks.call_from_any_thread(self._tasks.begin, self._stop_syphon)
         elif isinstance(event, events.FailedOver) and event.forced:
             self._tasks.call_from_any_thread(self._hold_back, event.entity)
         elif isinstance(event, events.Recovered):
             self._tasks.call_from_any_thread(self._let_go, event.entity)
-        elif isinstance(event, events.BacklogReady):
-            self._tasks.call_from_any_thread(self._set_lock)
 
     def _hold_back(self, entity: str) -> None:
-        """Whoever forces a failover wants the primary entity left alone, by the syphon, too."""
+        """A forced failover means that the syphon must leave the primary entity alone, too."""
         if self.syphon is not None:
             self.syphon.hold_back(entity)
 
@@ -139,16 +140,20 @@ class Runtime:
         if self.syphon is not None:
             self.syphon.let_go(entity)
 
-    def _set_lock(self) -> None:
-        """The backlog queues could not be looked at before the syphon was started."""
-        lock_seconds = self.background.standby.lock_seconds
-        if self.syphon is not None and lock_seconds is not None:
-            self.syphon.set_lock(lock_seconds)
+    def _set_locks(self) -> None:
+        """Give the syphon the lock durations of queues that were checked since the last time.
 
-    # ---- close and fault ----
+        One queue that cannot be checked must not leave those of the others to be estimated.
+        """
+        if self.syphon is None or not self.syphon.is_started:
+            return
+        for queue, seconds in self.background.readiness.lock_seconds().items():
+            if self._lock_seconds.get(queue) != seconds:
+                self._lock_seconds[queue] = seconds
+                self.syphon.set_lock(queue, seconds)
 
     def client_ended(self, role: NamespaceRole) -> None:
-        """One of the two clients was closed or has faulted; from any thread. Only a host of the syphon minds."""
+        """Record that one of the two clients ended; from any thread. Matters only to a syphon host."""
         if self._pairing.options.enable_syphon:
             self._tasks.call_from_any_thread(self._tasks.begin, self._fault_partner, role)
 
@@ -160,7 +165,7 @@ class Runtime:
 
 
 def _proof_of(pairing: Pairing) -> tuple[Recorder, Flush | None]:
-    """What the syphon records with, and waits for: where there is a ledger, the row of each move in it."""
+    """Return the syphon's recorder: with a ledger, one that waits until each move is stored in it."""
     mode = pairing.options.syphon.ledger_mode
     if pairing.ledger is None or mode == "best_effort":
         return pairing.recorder, None

@@ -1,3 +1,3 @@
-"""The demo: an outage from beginning to end, on one machine, and a verdict at the end of it."""
+"""The demo: a real outage of a local namespace, from first failure to verdict."""
 
 from __future__ import annotations

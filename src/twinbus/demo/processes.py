@@ -1,4 +1,4 @@
-"""Namespaces as processes of their own, so that one can be killed."""
+"""Runs each namespace in its own process, so that one can be killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOP_SECONDS = 10.0
 
 
 class NamespaceProcess:
-    """`twinbus serve` with one namespace. It comes back at the port it had, with what it had stored."""
+    """`twinbus serve` with one namespace. It restarts on the same port, with the same data."""
 
     def __init__(self, name: str, folder: Path, entities: str = "") -> None:
         self.name = name
@@ -35,12 +35,12 @@ class NamespaceProcess:
         return self._port
 
     async def start(self) -> None:
-        """Returns when it takes connections. Raises `RuntimeError` if it does not start."""
+        """Start the process; return when it accepts connections. Raises `RuntimeError` if it does not start."""
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder / "bus.toml"
         config.write_text(f"[namespaces.{self.name}]\nport = {self._port}\n{self._entities}")
         command = [sys.executable, "-m", "twinbus", "serve", "--json", "--log-level", "error"]
-        # A session of its own: Ctrl-C is for the demo, which then stops it in order.
+        # A new session, so that Ctrl-C reaches only the demo, which then stops the process cleanly.
         self._process = await asyncio.create_subprocess_exec(
             *command,
             *("--config", str(config), "--data", str(self._folder / "data")),
@@ -56,13 +56,13 @@ class NamespaceProcess:
         self._port = int(self._ready["namespaces"][self.name]["port"])
 
     async def kill(self) -> None:
-        """As a power cut would: it gets no chance to say goodbye."""
+        """Kill the process with SIGKILL."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
 
     async def blackhole(self) -> None:
-        """Let it take everything and answer nothing."""
+        """Make it accept everything and never answer."""
         await self._control("POST", {"kind": "blackhole"})
 
     async def clear_faults(self) -> None:
@@ -74,12 +74,12 @@ class NamespaceProcess:
         headers = {"Authorization": f"Bearer {control['token']}"}
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(STOP_SECONDS)) as session,
-            session.request(method, url, json=body, headers=headers) as answer,
+            session.request(method, url, json=body, headers=headers) as response,
         ):
-            answer.raise_for_status()
+            response.raise_for_status()
 
     async def stop(self) -> None:
-        """In order if it can, else at once."""
+        """Terminate the process; kill it after `STOP_SECONDS`."""
         process = self._process
         if process is None or process.returncode is not None:
             return

@@ -1,4 +1,4 @@
-"""What somebody sees who watches: one table that changes, or lines where there is no terminal."""
+"""Renders the demo: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from twinbus.client.status import EntityState, PairingStatus
+from twinbus.client.pairing_status import EntityState, PairingStatus
 
 from .tally import Tally
 
@@ -26,47 +26,47 @@ _STYLES = {
 
 @dataclass(slots=True)
 class Scene:
-    """What there is to see now."""
+    """The state that the live table shows."""
 
     status: Callable[[], PairingStatus]
     tally: Tally
     phase: str = ""
     pings: int = 0
-    #: How many messages wait in the backlog: diverted, and not moved home yet.
+    #: Number of messages in the backlog: diverted, and not moved yet.
     backlog: Callable[[], int] = lambda: 0
-    #: What another part of the demo shows below, such as the progress of the drain.
+    #: Shown below the table, such as the progress of the drain.
     below: RenderableType | None = None
     _last: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def render(self, now: float) -> RenderableType:
         status = self.status()
-        states = {one.path: one for one in status.entities}
+        entities = {entity.path: entity for entity in status.entities}
         table = Table(box=None, pad_edge=False)
         for name in ("entity", "state"):
             table.add_column(name)
         for name in ("sends/s", "by contoso", "by the backlog", "received"):
             table.add_column(name, justify="right")
-        for entity in self.tally.places:
-            one = states.get(entity)
-            state = one.state if one is not None else EntityState.HEALTHY
-            routes = self.tally.by_route[entity]
+        for path in self.tally.receiving_paths:
+            entity = entities.get(path)
+            state = entity.state if entity is not None else EntityState.HEALTHY
+            routes = self.tally.by_route[path]
             sent = routes.total()
-            cells = (f"{self._rate(entity, sent, now):.0f}", f"{routes['primary']:,}", f"{routes['backlog']:,}")
-            table.add_row(entity, Text(state.value, _STYLES[state]), *cells, f"{self.tally.received(entity):,}")
-        foot = Text(f"{self.backlog():,} messages in the backlog, {self.pings:,} pings", "dim")
-        parts: list[RenderableType] = [Text(self.phase, "bold"), table, foot]
+            cells = (f"{self._rate(path, sent, now):.0f}", f"{routes['primary']:,}", f"{routes['backlog']:,}")
+            table.add_row(path, Text(state.value, _STYLES[state]), *cells, f"{self.tally.received(path):,}")
+        footer = Text(f"{self.backlog():,} messages in the backlog, {self.pings:,} pings", "dim")
+        parts: list[RenderableType] = [Text(self.phase, "bold"), table, footer]
         return Group(*parts, *([] if self.below is None else [self.below]))
 
     def _rate(self, entity: str, sent: int, now: float) -> float:
-        """Over the last second or so."""
-        then, before = self._last.setdefault(entity, (now, sent))
-        if now - then > 2:
-            self._last[entity] = (now - 1, sent - round((sent - before) / (now - then)))
-        return (sent - before) / (now - then) if now > then else 0.0
+        """Return sends per second over the last second or two."""
+        earlier, sent_earlier = self._last.setdefault(entity, (now, sent))
+        if now - earlier > 2:
+            self._last[entity] = (now - 1, sent - round((sent - sent_earlier) / (now - earlier)))
+        return (sent - sent_earlier) / (now - earlier) if now > earlier else 0.0
 
 
 class Screen:
-    """Shows a scene, and says what happens. In a terminal the scene stays at the bottom; elsewhere there are lines."""
+    """Prints events as lines; in a terminal the live table stays below them."""
 
     def __init__(self, console: Console, now: Callable[[], float]) -> None:
         self._console = console
@@ -93,7 +93,7 @@ class Screen:
         self._console.print(Text(text, style))
 
     def phase(self, text: str) -> None:
-        """A new part of the story begins."""
+        """Announce the next phase of the demo."""
         if self.scene is not None:
             self.scene.phase = text
         self.say(f"\n{text}", "bold")

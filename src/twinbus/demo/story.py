@@ -1,4 +1,4 @@
-"""The demo from beginning to end: traffic, an outage, the drain on Spark, and what the pipeline makes of it."""
+"""Runs the demo: traffic, an outage, the drain on Spark, the pipeline and the report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from twinbus import (
 )
 from twinbus.aio import PairedServiceBusClient
 from twinbus.ledger.writer import LedgerWriter
-from twinbus.pairing.naming import backlog_path
+from twinbus.servicebus.entity_paths import backlog_path
 from twinbus.syphon.connector import Side
 
 from .processes import NamespaceProcess
@@ -31,8 +31,8 @@ from .traffic import Destination, Traffic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from twinbus.pipeline.drain.results import SparkReport
-    from twinbus.pipeline.report.document import Report
+    from twinbus.report.document import Report
+    from twinbus.spark.drain.slice_results import SparkReport
 
 Fault = Literal["kill", "blackhole"]
 
@@ -47,14 +47,14 @@ OPTIONS = SendAvailabilityOptions(
     backlog_queue_count=BACKLOG_QUEUES, failover_interval=1, ping_primary_interval=1, attempt_timeout=2
 )
 RATE = 25.0  # messages a second to each destination
-BEFORE, AFTER = 6.0, 4.0  # seconds of peace
-PATIENCE = 60.0
+BEFORE, AFTER = 6.0, 4.0  # seconds of normal traffic
+PATIENCE = 60.0  # timeout of each phase, in seconds
 SPARK_SLOTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What came of it."""
+    """Results of the demo."""
 
     verdict: Verdict
     failover_seconds: float
@@ -77,7 +77,7 @@ class Ending:
 
 
 class Story:
-    """Runs the demo in a folder. `seed` makes ids and timing offsets repeat; processes are as timely as the machine."""
+    """Runs the demo in a folder. `seed` fixes message ids and timing offsets, not the timing of the processes."""
 
     def __init__(self, folder: Path, screen: Screen, *, fault: Fault, seconds: float, seed: int) -> None:
         self._folder = folder
@@ -92,23 +92,24 @@ class Story:
         self._moved = 0
 
     async def run(self) -> Ending:
-        tally = Tally({one.path: one.places for one in DESTINATIONS})
+        tally = Tally({destination.path: destination.receiving_paths for destination in DESTINATIONS})
         say, phase = self._screen.say, self._screen.phase
         async with AsyncExitStack() as stack:
-            phase("Two namespaces, each a process of its own")
-            primary = NamespaceProcess("contoso", self._folder, "".join(one.toml("contoso") for one in DESTINATIONS))
-            standby = NamespaceProcess("contoso-standby", self._folder)
-            for one in (primary, standby):
-                stack.push_async_callback(one.stop)
-            await asyncio.gather(primary.start(), standby.start())
-            say(f"contoso listens on port {primary.port}, contoso-standby on port {standby.port}")
-            # Spark takes its time to start: let it, while there is something to see.
+            phase("Starting two namespaces, each in its own process")
+            entities = "".join(destination.toml("contoso") for destination in DESTINATIONS)
+            primary = NamespaceProcess("contoso", self._folder, entities)
+            secondary = NamespaceProcess("contoso-standby", self._folder)
+            for process in (primary, secondary):
+                stack.push_async_callback(process.stop)
+            await asyncio.gather(primary.start(), secondary.start())
+            say(f"contoso listens on port {primary.port}, contoso-standby on port {secondary.port}")
+            # Spark starts slowly: start it in the background now.
             starting = asyncio.create_task(asyncio.to_thread(_start_spark))
             stack.push_async_callback(_stop_spark, starting)
             writer = stack.enter_context(LedgerWriter(str(self._folder / "ledger")))
             client = await stack.enter_async_context(
                 PairedServiceBusClient.from_connection_strings(
-                    primary.connection_string, standby.connection_string, options=OPTIONS, recorder=writer
+                    primary.connection_string, secondary.connection_string, options=OPTIONS, recorder=writer
                 )
             )
             traffic = Traffic(client, DESTINATIONS, tally, RATE, self._seed, self._now)
@@ -123,23 +124,23 @@ class Story:
             traffic.start()
             stack.push_async_callback(traffic.close)
 
-            phase("All is well: messages go to contoso")
+            phase("Normal operation: messages go to contoso")
             await asyncio.sleep(BEFORE)
             broken_at = await self._break(primary)
             await asyncio.sleep(self._seconds)
             await self._repair(primary)
             await asyncio.sleep(AFTER)
             await traffic.stop_sending()
-            phase("Bringing the backlog home with Spark")
+            phase("Draining the backlog with Spark")
             spark = await starting
-            drained = await self._drain(spark, primary, standby, scene)
+            drained = await self._drain(spark, primary, secondary, scene)
             phase("Waiting for the receivers")
-            await self._until(lambda: tally.missing == 0, "the receivers to get everything")
+            await self._until(lambda: tally.missing == 0, "the receivers to receive everything")
             await traffic.close()
             self._screen.scene = None
             await client.close()
             writer.close()
-            phase("Asking the ledger: did everything arrive, and what did it cost")
+            phase("Computing the verdict and the bill from the ledger")
             report, html = await asyncio.to_thread(self._report, spark)
         assert traffic.diverted_at is not None
         return Ending(
@@ -153,19 +154,17 @@ class Story:
             html=html,
         )
 
-    # ---- the outage ----
-
     async def _break(self, primary: NamespaceProcess) -> float:
         if self._fault == "kill":
             self._screen.phase("contoso is killed (kill -9)")
             at = self._now()
             await primary.kill()
         else:
-            self._screen.phase("contoso takes everything and answers nothing")
+            self._screen.phase("contoso accepts everything and never answers")
             at = self._now()
             await primary.blackhole()
         await self._until(lambda: len(self._failed_over) == len(DESTINATIONS), "all entities to fail over")
-        self._screen.say(f"all entities have failed over after {self._now() - at:.1f} s; sends go on")
+        self._screen.say(f"all entities failed over within {self._now() - at:.1f} s; sends continue")
         return at
 
     async def _repair(self, primary: NamespaceProcess) -> None:
@@ -174,7 +173,7 @@ class Story:
             await primary.start()
         else:
             await primary.clear_faults()
-        await self._until(lambda: len(self._recovered) == len(DESTINATIONS), "pings to get through")
+        await self._until(lambda: len(self._recovered) == len(DESTINATIONS), "pings to succeed")
 
     def _on_event(self, scene: Scene, event: Event) -> None:
         match event:
@@ -185,16 +184,16 @@ class Story:
                 self._screen.say(f"  {event.entity} has failed over: its messages go to the backlog", "red")
             case Recovered():
                 self._recovered.add(event.entity)
-                self._screen.say(f"  a ping got through: messages for {event.entity} go to contoso again", "green")
+                self._screen.say(f"  a ping succeeded: messages for {event.entity} go to contoso again", "green")
         self._changed.set()
 
     def _in_backlog(self, tally: Tally) -> int:
         return max(0, sum(routes["backlog"] for routes in tally.by_route.values()) - self._moved)
 
-    async def _until(self, holds: Callable[[], bool], what: str) -> None:
+    async def _until(self, is_met: Callable[[], bool], condition: str) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                while not holds():
+                while not is_met():
                     self._changed.clear()
                     try:
                         async with asyncio.timeout(0.2):
@@ -202,42 +201,36 @@ class Story:
                     except TimeoutError:
                         continue
         except TimeoutError:
-            raise TimeoutError(f"waited {PATIENCE:g} s in vain for {what}") from None
-
-    # ---- Spark ----
+            raise TimeoutError(f"timed out after {PATIENCE:g} s waiting for {condition}") from None
 
     async def _drain(
-        self, spark: SparkSession, primary: NamespaceProcess, standby: NamespaceProcess, scene: Scene
+        self, spark: SparkSession, primary: NamespaceProcess, secondary: NamespaceProcess, scene: Scene
     ) -> SparkReport:
-        from twinbus.pipeline.drain.loop import Progress, Settings, SparkDrain
-        from twinbus.pipeline.drain.progress import view_of
+        from twinbus.spark.drain.drain_loop import Progress, Settings, SparkDrain
+        from twinbus.spark.drain.drain_progress import view_of
 
         def show(progress: Progress) -> None:
             self._moved = progress.total - (progress.remaining or 0)
             scene.below = view_of(progress)
 
-        home, away = (Side.from_connection_string(one.connection_string) for one in (primary, standby))
+        sides = [Side.from_connection_string(process.connection_string) for process in (primary, secondary)]
         queues = [backlog_path("contoso", index) for index in range(BACKLOG_QUEUES)]
         settings = Settings(pumps=BACKLOG_QUEUES, pairing="contoso", ledger=str(self._folder / "ledger"))
-        report = await SparkDrain(spark, home, away, queues, settings, show).run()
+        report = await SparkDrain(spark, sides[0], sides[1], queues, settings, show).run()
         self._moved = report.drain.total.moved
         scene.below = None
-        self._screen.say(f"{report.drain.total.moved:,} messages moved home in {report.drain.seconds:.1f} s")
+        self._screen.say(f"{report.drain.total.moved:,} messages moved to contoso in {report.drain.seconds:.1f} s")
         return report
 
     def _report(self, spark: SparkSession) -> tuple[Report, Path]:
-        from functools import partial
-
-        from twinbus.pipeline.ingest import ingest
-        from twinbus.pipeline.prices import load_prices
-        from twinbus.pipeline.reconciliation import reconcile
-        from twinbus.pipeline.report.assemble import Wishes, assemble, open_results
-        from twinbus.pipeline.report.html import render
-        from twinbus.pipeline.results import Results, default_results
+        from twinbus.report.assemble import Wishes, assemble, open_results
+        from twinbus.report.cost.prices import load_prices
+        from twinbus.report.render.html import render
+        from twinbus.spark import run_pipeline
 
         ledger = str(self._folder / "ledger")
-        ingest(spark, ledger, Results.open(default_results(ledger)), reconcile=partial(reconcile, drained=True))
-        subscriptions = {one.path: len(one.subscriptions) for one in DESTINATIONS if one.subscriptions}
+        run_pipeline(spark, ledger, drained=True)
+        subscriptions = {topic.path: len(topic.subscriptions) for topic in DESTINATIONS if topic.subscriptions}
         report = assemble(open_results(ledger), Wishes(book=load_prices(None), subscriptions=subscriptions))
         html = self._folder / "report.html"
         html.write_text(render(report), encoding="utf-8")
@@ -245,7 +238,7 @@ class Story:
 
 
 def _start_spark() -> SparkSession:
-    from twinbus.pipeline.session import spark_session
+    from twinbus.spark.session import spark_session
 
     config = {"spark.sql.shuffle.partitions": "4"}
     return spark_session(app_name="twinbus demo", slots=SPARK_SLOTS, memory="1g", config=config)

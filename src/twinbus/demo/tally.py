@@ -1,4 +1,4 @@
-"""What senders were told and what receivers got, counted independently of the ledger."""
+"""Counts sends and arrivals of the demo, independently of the ledger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Each message by its id, in the words of a queue checker. Valid once everything was received."""
+    """Number of messages per outcome, counted by id. Final once everything was received."""
 
     attempted: int
     acknowledged: int
@@ -23,13 +23,13 @@ class Verdict:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts as it goes. A place is where messages of an entity are received: the queue, or each subscription."""
+    """Records attempts, acknowledgements and arrivals, and reconciles them."""
 
-    #: Of each entity.
-    places: dict[str, tuple[str, ...]]
+    #: Where messages of each entity are received: the queue itself, or each subscription of a topic.
+    receiving_paths: dict[str, tuple[str, ...]]
     _attempted: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _acknowledged: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    #: By place and id: the sequence numbers it came under. One that comes again under the same is no second message.
+    #: Sequence numbers by path and id. A redelivery has the same number, so it is not a duplicate.
     _received: dict[str, dict[str, set[int]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     by_route: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
@@ -40,33 +40,33 @@ class Tally:
         self._acknowledged[entity].add(message_id)
         self.by_route[entity][route] += 1
 
-    def receive(self, place: str, message_id: str, number: int) -> None:
-        self._received[place][message_id].add(number)
+    def receive(self, path: str, message_id: str, sequence_number: int) -> None:
+        self._received[path][message_id].add(sequence_number)
 
     def received(self, entity: str) -> int:
-        """How many messages of an entity have arrived at all its places."""
-        return min(len(self._received[place]) for place in self.places[entity])
+        """Return how many messages of an entity arrived on every receiving path."""
+        return min(len(self._received[path]) for path in self.receiving_paths[entity])
 
     @property
     def missing(self) -> int:
-        """Acknowledged messages that some place has not got."""
+        """The number of acknowledged messages that have not arrived, summed over the receiving paths."""
         return sum(
-            len(self._acknowledged[entity] - self._received[place].keys())
-            for entity, places in self.places.items()
-            for place in places
+            len(self._acknowledged[entity] - self._received[path].keys())
+            for entity, paths in self.receiving_paths.items()
+            for path in paths
         )
 
     def verdict(self) -> Verdict:
         attempted = acknowledged = ok = lost = unexpected = duplicated = 0
-        for entity, places in self.places.items():
-            tried, told = self._attempted[entity], self._acknowledged[entity]
-            everywhere = set.intersection(*(set(self._received[place]) for place in places))
-            anywhere = set.union(*(set(self._received[place]) for place in places))
-            attempted += len(tried)
-            acknowledged += len(told)
-            ok += len(told & everywhere)
-            lost += len(told - everywhere)
-            unexpected += len(anywhere - tried)
-            twice = {name for place in places for name, numbers in self._received[place].items() if len(numbers) > 1}
+        for entity, paths in self.receiving_paths.items():
+            attempts, acks = self._attempted[entity], self._acknowledged[entity]
+            everywhere = set.intersection(*(set(self._received[path]) for path in paths))
+            anywhere = set.union(*(set(self._received[path]) for path in paths))
+            attempted += len(attempts)
+            acknowledged += len(acks)
+            ok += len(acks & everywhere)
+            lost += len(acks - everywhere)
+            unexpected += len(anywhere - attempts)
+            twice = {name for path in paths for name, numbers in self._received[path].items() if len(numbers) > 1}
             duplicated += len(twice)
         return Verdict(attempted, acknowledged, ok, lost, unexpected, duplicated)

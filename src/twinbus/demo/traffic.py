@@ -1,4 +1,4 @@
-"""Senders and receivers that go on whatever happens, and tell the tally."""
+"""Sends and receives continuously, through failures, and records everything in the tally."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ BATCH = 50
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A queue, or a topic with its subscriptions; messages of a session queue have one of its sessions."""
+    """A queue, a topic with subscriptions, or a queue whose messages belong to one of these sessions."""
 
     path: str
     subscriptions: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def receiving_paths(self) -> tuple[str, ...]:
         return tuple(f"{self.path}/{name}" for name in self.subscriptions) or (self.path,)
 
     def toml(self, namespace: str) -> str:
-        """What makes it, in the file of `twinbus serve`. Duplicates are detected, so that none should be seen."""
-        detects = "requires_duplicate_detection = true\n"
+        """Return its configuration for `twinbus serve`. Duplicate detection is on, so no receiver should see one."""
+        detection = "requires_duplicate_detection = true\n"
         if not self.subscriptions:
             sessions = "requires_session = true\n" if self.sessions else ""
-            return f"[namespaces.{namespace}.queues.{self.path}]\n{detects}{sessions}"
+            return f"[namespaces.{namespace}.queues.{self.path}]\n{detection}{sessions}"
         tables = "".join(
-            f"[namespaces.{namespace}.topics.{self.path}.subscriptions.{one}]\n" for one in self.subscriptions
+            f"[namespaces.{namespace}.topics.{self.path}.subscriptions.{name}]\n" for name in self.subscriptions
         )
-        return f"[namespaces.{namespace}.topics.{self.path}]\n{detects}{tables}"
+        return f"[namespaces.{namespace}.topics.{self.path}]\n{detection}{tables}"
 
 
 class Traffic:
@@ -74,13 +74,15 @@ class Traffic:
 
     def start(self) -> None:
         create = asyncio.get_running_loop().create_task
-        self._senders = [create(self._send(one, self._random.random())) for one in self._destinations]
+        self._senders = [create(self._send(destination, self._random.random())) for destination in self._destinations]
         self._receivers = [
-            create(self._receive(place, make)) for one in self._destinations for place, make in self._sources(one)
+            create(self._receive(path, make_receiver))
+            for destination in self._destinations
+            for path, make_receiver in self._sources(destination)
         ]
 
     def _sources(self, destination: Destination) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Where messages of a destination are received, each with what makes a receiver for it."""
+        """Yield each path where messages of a destination are received, with a factory for its receiver."""
         client, path = self._client, destination.path
         for name in destination.subscriptions:
             yield f"{path}/{name}", partial(client.get_subscription_receiver, path, name)
@@ -120,14 +122,14 @@ class Traffic:
             self.diverted_at = ended
         self._tally.acknowledge(destination.path, message_id, receipt.route.value)
 
-    async def _receive(self, place: str, make: Callable[[], Any]) -> None:
-        """Until it is cancelled. While the primary is away there is nothing to receive from."""
+    async def _receive(self, path: str, make_receiver: Callable[[], Any]) -> None:
+        """Receive until cancelled; reconnect after errors, such as while the primary is down."""
         while True:
             try:
-                async with make() as receiver:
+                async with make_receiver() as receiver:
                     while True:
                         for message in await receiver.receive_messages(max_message_count=BATCH, max_wait_time=1):
-                            self._tally.receive(place, str(message.message_id), message.sequence_number or 0)
+                            self._tally.receive(path, str(message.message_id), message.sequence_number or 0)
                             await receiver.complete_message(message)
             except (ServiceBusError, OSError, ValueError):
                 await asyncio.sleep(PAUSE)
@@ -137,7 +139,7 @@ class Traffic:
         await asyncio.gather(*self._senders)
 
     async def close(self) -> None:
-        """End whatever is still running."""
+        """Cancel all senders and receivers."""
         tasks = [*self._senders, *self._receivers]
         for task in tasks:
             task.cancel()

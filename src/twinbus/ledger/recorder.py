@@ -16,7 +16,7 @@ from enum import IntEnum, unique
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from .errors import reason_of
+from .ledger_errors import reason_of
 
 
 @unique
@@ -87,6 +87,9 @@ class Outcome(IntEnum):
     #: It was about to be asked for: whoever finds no other row knows that it may have been. Never billed.
     PLANNED = 5
 
+
+#: The `error` of a dead letter of the backlog whose time to live was over, and the reason it is given there.
+EXPIRED_IN_BACKLOG = "ExpiredInBacklog"
 
 # Ids are numbers of 128 bits: the upper half is random for each process, the lower half counts. Between two sends,
 # where nothing is warm, a text would take 2 µs to make, a random id more.

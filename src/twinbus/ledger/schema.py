@@ -1,4 +1,4 @@
-"""The columns of the ledger's files: a contract with everything that reads them (docs/ledger.md).
+"""The columns of the ledger's files: a contract with everything that reads them (docs/reference/ledger.md).
 
 Within one version columns and codes are only added, never changed. Readers take a missing column as null and leave out
 one they do not know.
@@ -7,13 +7,12 @@ one they do not know.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import Any
 
-from .errors import ExtraMissing
 from .layout import END_OF_TIME_US
+from .ledger_errors import ExtraMissingError
 from .recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
 
 try:
@@ -21,11 +20,10 @@ try:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 except ImportError as error:
-    raise ExtraMissing from error
+    raise ExtraMissingError from error
 
 __all__ = [
     "CODES",
-    "REPLACES_KEY",
     "SCHEMA",
     "VERSION",
     "VERSION_KEY",
@@ -35,7 +33,6 @@ __all__ = [
     "pa",
     "pc",
     "pq",
-    "replaced_by",
     "to_batch",
     "to_batch_of_fitting",
     "to_operations",
@@ -43,8 +40,6 @@ __all__ = [
 
 VERSION = 1
 VERSION_KEY = b"twinbus.ledger.version"
-#: In a compacted file: the names of the files of its folder whose rows it holds, a list in JSON.
-REPLACES_KEY = b"twinbus.ledger.replaces"
 
 #: The columns that hold codes, and what the codes mean.
 CODES = {"namespace": NamespaceRole, "operation": OperationKind, "stage": Stage, "outcome": Outcome}
@@ -140,12 +135,9 @@ def _with_plain_time(schema: pa.Schema) -> pa.Schema:
     return schema.set(schema.get_field_index("ts"), pa.field("ts", pa.int64(), _REQUIRED))
 
 
-def new_file_writer(file: BytesIO, replaces: Iterable[str] | None = None) -> pq.ParquetWriter:
+def new_file_writer(file: BytesIO) -> pq.ParquetWriter:
     """Writes row groups of a ledger's file into `file`."""
-    schema = SCHEMA
-    if replaces is not None:
-        schema = SCHEMA.with_metadata({**SCHEMA.metadata, REPLACES_KEY: json.dumps(sorted(replaces)).encode()})
-    return pq.ParquetWriter(file, schema, compression="zstd", compression_level=1, use_dictionary=_DICTIONARY)
+    return pq.ParquetWriter(file, SCHEMA, compression="zstd", compression_level=1, use_dictionary=_DICTIONARY)
 
 
 def encode(table: pa.Table) -> bytes:
@@ -154,11 +146,3 @@ def encode(table: pa.Table) -> bytes:
     with new_file_writer(file) as writer:
         writer.write_table(table, row_group_size=max(1, table.num_rows))
     return file.getvalue()
-
-
-def replaced_by(metadata: dict[bytes, bytes] | None) -> list[str]:
-    """The names of the files whose rows a compacted file holds, from its metadata. Raises ValueError."""
-    names = json.loads((metadata or {}).get(REPLACES_KEY, b"null"))
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("the metadata does not name the files it replaces")
-    return names

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from errno import ENOENT
 from pathlib import Path
 from typing import IO, Any, Protocol
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-from .errors import ExtraMissing, LedgerNotFound
 from .layout import parse_temp, temp_name
+from .ledger_errors import ExtraMissingError, LedgerNotFoundError
+from .locations import Location, locate
 
 # Their writes become visible bit by bit, or cannot be made at all.
 _NO_WHOLE_PUT = frozenset(
@@ -53,14 +53,20 @@ class Store(Protocol):
     def files(self, folder: str) -> list[str]:
         """The names of a folder's files, temporary ones too; none if there is no such folder."""
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The sizes in bytes of a folder's files, by name; none if there is no such folder."""
+
     def put(self, folder: str, name: str, data: bytes) -> None:
-        """Store a whole file, durably. May be tried again with the same name and data."""
+        """Store a whole file, durably. May be tried again with the same name and data, which must be `bytes`."""
 
     def open(self, folder: str, name: str) -> IO[bytes]:
         """Read a file. Raises FileNotFoundError."""
 
     def delete(self, folder: str, name: str) -> None:
         """Remove a file; it may be gone already."""
+
+    def remove_folder_if_empty(self, folder: str) -> None:
+        """Remove a folder that has no files, where folders exist without any."""
 
     def remove_temporaries(self, folder: str, before_us: int) -> int:
         """Remove what writers that were killed left behind before that time; how many files."""
@@ -90,6 +96,13 @@ class LocalStore:
                 return sorted(entry.name for entry in entries if _leads_to(entry.is_file))
         except FileNotFoundError:
             return []
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        try:
+            with os.scandir(self._root / folder) as entries:
+                return {entry.name: _size(entry) for entry in entries if _leads_to(entry.is_file)}
+        except FileNotFoundError:
+            return {}
 
     def put(self, folder: str, name: str, data: bytes) -> None:
         directory = self._root / folder
@@ -121,10 +134,17 @@ class LocalStore:
         self._durable.add(directory)
 
     def open(self, folder: str, name: str) -> IO[bytes]:
-        return (self._root / folder / name).open("rb")
+        path = self._root / folder / name
+        if not path.is_file():  # a pipe would never answer
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(path))
+        return path.open("rb")
 
     def delete(self, folder: str, name: str) -> None:
         (self._root / folder / name).unlink(missing_ok=True)
+
+    def remove_folder_if_empty(self, folder: str) -> None:
+        with suppress(OSError):
+            (self._root / folder).rmdir()
 
     def remove_temporaries(self, folder: str, before_us: int) -> int:
         temporaries = [(name, parse_temp(name)) for name in self.files(folder)]
@@ -142,6 +162,13 @@ def _leads_to(what: Callable[[], bool]) -> bool:
         return False
 
 
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except FileNotFoundError:  # removed since it was listed
+        return 0
+
+
 def _fsync_folder(folder: Path) -> None:
     if os.name == "nt":  # folders cannot be opened there
         return
@@ -155,34 +182,37 @@ def _fsync_folder(folder: Path) -> None:
 class ObjectStore:
     """Anything that fsspec knows: one PUT under the final name, which shows the file whole or not at all."""
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, location: Location, options: Mapping[str, Any]) -> None:
         try:
             from fsspec.core import url_to_fs
         except ImportError as error:
-            raise ExtraMissing from error
-        self._fs, self._root = url_to_fs(url, **options)
-        self.place = without_secrets(url)
+            raise ExtraMissingError from error
+        self._fs, self._root = url_to_fs(location.fsspec, **{**location.options, **options})
+        self.place = location.shown
 
     def exists(self) -> bool:
         self._fs.invalidate_cache()
         return bool(self._fs.exists(self._root))
 
     def folders(self) -> list[str]:
-        return self._names("", "directory")
+        return sorted(self._entries("", "directory"))
 
     def files(self, folder: str) -> list[str]:
-        return self._names(folder, "file")
+        return sorted(self.sizes(folder))
 
-    def _names(self, folder: str, kind: str) -> list[str]:
+    def sizes(self, folder: str) -> dict[str, int]:
+        return self._entries(folder, "file")
+
+    def _entries(self, folder: str, kind: str) -> dict[str, int]:
         path = self._path(folder)
         self._fs.invalidate_cache()  # other processes write here too
         try:
             entries = self._fs.ls(path, detail=True)
         except FileNotFoundError:
-            return []
+            return {}
         # Some stores list a folder as an empty object of the same name within itself.
         inside = [one for one in entries if one["type"] == kind and one["name"].strip("/") != path.strip("/")]
-        return sorted(one["name"].rstrip("/").rpartition("/")[2] for one in inside)
+        return {one["name"].rstrip("/").rpartition("/")[2]: int(one.get("size") or 0) for one in inside}
 
     def _path(self, *parts: str) -> str:
         return "/".join([self._root.rstrip("/"), *filter(None, parts)])
@@ -198,45 +228,32 @@ class ObjectStore:
         with suppress(FileNotFoundError):
             self._fs.rm_file(self._path(folder, name))
 
+    def remove_folder_if_empty(self, folder: str) -> None:
+        pass  # a folder is no more than the beginning of names
+
     def remove_temporaries(self, folder: str, before_us: int) -> int:
         return 0  # there never are any
-
-
-def without_secrets(url: str) -> str:
-    """A URL without its query, which may hold a signature, and without a password."""
-    protocol, mark, rest = url.partition("://")
-    if not mark:
-        return url
-    place = rest.partition("?")[0].partition("#")[0]
-    host, slash, path = place.partition("/")
-    user, at, machine = host.rpartition("@")
-    return f"{protocol}://{user.partition(':')[0]}{at}{machine}{slash}{path}"
 
 
 def open_store(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Store:
     """The store at a path or URL; `options` go to fsspec's file system. Nothing is connected or created yet.
 
     Raises:
-        ValueError: The URL's protocol cannot store a file in one go.
-        ExtraMissing: fsspec is not installed, and this needs it.
+        ValueError: The URL is malformed, or its protocol cannot store a file in one go.
+        ExtraMissingError: fsspec is not installed, and this needs it.
     """
-    text = os.fspath(url)
-    if not text:
-        raise ValueError("the ledger's path must not be empty")
-    # A drive letter is no protocol.
-    protocol = text.partition("://")[0].partition("::")[0].lower() if "://" in text else "file"
-    if protocol in _NO_WHOLE_PUT:
+    location = locate(url, options)
+    if location.scheme in _NO_WHOLE_PUT:
         raise ValueError(
-            f"a ledger cannot be kept at {protocol}://, where files do not appear whole;"
+            f"a ledger cannot be kept at {location.scheme}://, where files do not appear whole;"
             " use a folder, a mounted one perhaps, or an object store"
         )
-    if protocol in ("file", "local"):
-        path = url2pathname(urlsplit(text).path) if "://" in text else text
-        return LocalStore(Path(path).absolute())
-    return ObjectStore(text, options or {})
+    if location.is_local:
+        return LocalStore(Path(location.fsspec).absolute())
+    return ObjectStore(location, options or {})
 
 
 def require_ledger(store: Store) -> None:
-    """Raises `LedgerNotFound` if there is nothing at this place."""
+    """Raises `LedgerNotFoundError` if there is nothing at this place."""
     if not store.exists():
-        raise LedgerNotFound(f"there is no ledger at {store.place}")
+        raise LedgerNotFoundError(f"there is no ledger at {store.place}")

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from . import layout
-from .errors import LedgerClosed, reason_of
+from .file_rotation import Pace, Rotation
+from .ledger_errors import LedgerClosedError, reason_of
 from .recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage, prompt
-from .rotation import Pace, Rotation
 from .schema import encode, pa, pc, to_batch, to_batch_of_fitting
 from .store import Store, open_store
 
@@ -36,7 +36,6 @@ BUFFER_ROWS = 100_000
 CLOSE_SECONDS = 4.0
 #: Seconds after which a store that has not answered is reported.
 SLOW_SECONDS = 5.0
-OLD_TEMP_US = 3_600 * 1_000_000  # no writer takes that long for one file
 # Rows are made into columns a few at a time, with a rest in between: a sender that wants to go on waits for one part.
 PART_ROWS = 500
 REST_SECONDS = 0.00005
@@ -99,7 +98,7 @@ class LedgerWriter:
 
     Raises:
         ValueError: `buffer_rows` is less than 1, or files cannot be stored whole at this URL.
-        ExtraMissing: pyarrow or fsspec is not installed.
+        ExtraMissingError: pyarrow or fsspec is not installed.
     """
 
     def __init__(
@@ -184,7 +183,7 @@ class LedgerWriter:
         future: Future[None] = Future()
         with self._lock:
             if self._is_closed:
-                future.set_exception(LedgerClosed("the ledger's writer is closed"))
+                future.set_exception(LedgerClosedError("the ledger's writer is closed"))
                 return future
             self._new_requests.append(future)
         self._wake.set()
@@ -314,7 +313,7 @@ class LedgerWriter:
 
     def _remove_leftovers(self, folder: str) -> None:
         try:
-            self._store.remove_temporaries(folder, self._now_us() - OLD_TEMP_US)
+            self._store.remove_temporaries(folder, self._now_us() - layout.OLD_TEMP_US)
         except Exception as error:  # the rows are stored; that something old is still there does no harm
             logger.debug("Old temporary files could not be removed", exc_info=error)
 
@@ -338,7 +337,7 @@ class LedgerWriter:
         self._requests = []
         for future in futures:
             if future.set_running_or_notify_cancel():
-                future.set_exception(LedgerClosed("the ledger's writer was closed before the rows were stored"))
+                future.set_exception(LedgerClosedError("the ledger's writer was closed before the rows were stored"))
 
     # ---- files ----
 

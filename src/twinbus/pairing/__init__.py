@@ -1,3 +1,3 @@
-"""The client side of a pairing: sends go to the primary namespace while it can be reached, else to the backlog."""
+"""The send side of a pairing: messages go to the primary, or to the backlog while the primary is down."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a pairing does by the clock: pings, the end of intervals, keeping the backlog ready, releasing sessions.
+"""Runs a pairing's timed work: pings, failover timers, backlog readiness, session release.
 
 Asynchronous only. For a synchronous client it runs on a loop of its own (`PrivateLoop`).
 """
@@ -14,27 +14,29 @@ from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.ledger.recorder import DurableRecorder, trouble_of
 
-from .core import DuePing, DueProbe, Entity, Pairing
-from .duplicates import DuplicateWindows
+from .background_tasks import Tasks
+from .backlog.duplicate_detection import DuplicateWindows
+from .backlog.readiness import BacklogReadiness
+from .backlog.session_scan import SessionScanner
 from .events import Moved
+from .failover.error_classification import retires_queue
+from .failover.ping import ping
 from .ledger_health import WRITER
-from .namespaces import Namespace
-from .ping import ping
-from .policy import retires_queue
-from .scanning import SessionScanner
+from .namespace import Namespace
+from .pairing_state import DuePing, DueProbe, Entity, Pairing
 from .sdk.version import attempt_bound
 from .sending._async.link import Link
-from .sessions import DivertedSessions
-from .standby import Standby
-from .tasks import Tasks
+from .sending.diverted_sessions import DivertedSessions
 
 logger = logging.getLogger("twinbus.pairing")
 
-#: Pings under way at the same time; each has a connection of its own.
+#: Parallel pings; each has its own connection.
 MAX_PINGS = 64
-#: Seconds between two looks for links that are not needed any more.
-CLOSE_IDLE_EVERY = 15.0
-#: Seconds between two looks at the ledger's writer.
+#: Seconds between two checks for idle links and for functions that do not return.
+TIDY_EVERY = 15.0
+#: Seconds for the SDK to clean up after an abandoned attempt.
+CLEAN_UP = 1.0
+#: Seconds between two checks of the ledger's writer.
 WATCH_LEDGER_EVERY = 0.5
 
 
@@ -45,19 +47,19 @@ class Background:
         self._pairing = pairing
         self._primary = primary
         self._secondary = secondary
-        self.standby = Standby(pairing, primary, secondary)
+        self.readiness = BacklogReadiness(pairing, primary, secondary)
         self._duplicates = DuplicateWindows(pairing, primary)
         self._clients: list[ServiceBusClient] = []
         self._tasks = Tasks(self._broken)
         self._forget: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
-        """Get the backlog ready, or begin to keep trying, and act by the clock from now on.
+        """Prepare the backlog, or start to retry, and act by the clock from now on.
 
         Raises, with the option `strict` only:
             BacklogConfigurationError: a backlog queue would lose or refuse messages.
-            NamespacesSwappedError: primary and secondary seem to be exchanged.
-            BacklogNotReadyError: a namespace could not be asked, or refused.
+            NamespacesSwappedError: primary and secondary look swapped.
+            BacklogNotReadyError: a namespace did not answer, or refused.
         """
         self._tasks.open()
         self._woken = asyncio.Event()
@@ -70,12 +72,12 @@ class Background:
         self._tasks.begin(self._measure_lag)
         if self._pairing.ledger is not None:
             self._tasks.begin(self._watch_ledger, self._pairing.ledger)
-        self._tasks.begin(self._tasks.repeat, self._close_idle_links, CLOSE_IDLE_EVERY)
+        self._tasks.begin(self._tasks.repeat, self._tidy_up, TIDY_EVERY)
         try:
-            await self.standby.prepare()
+            await self.readiness.prepare()
             if self._pairing.options.create_backlog:
-                self._tasks.begin(self.standby.keep_ready)
-                self._tasks.begin(self._tasks.repeat, self._duplicates.look, 0.0)
+                self._tasks.begin(self.readiness.keep_ready)
+                self._tasks.begin(self._tasks.repeat, self._duplicates.fetch_new, 0.0)
             if self._pairing.diverted_sessions is not None:
                 await self._start_scanner(self._pairing.diverted_sessions)
         except BaseException:
@@ -84,7 +86,7 @@ class Background:
 
     async def _start_scanner(self, sessions: DivertedSessions) -> None:
         scanner = SessionScanner(self._pairing, sessions, self._client(self._secondary))
-        if self.standby.is_ready:
+        if self.readiness.is_ready:
             await scanner.find_all()
 
         def wake() -> None:
@@ -95,7 +97,7 @@ class Background:
         self._tasks.begin(scanner.run)
 
     async def close(self) -> None:
-        """End everything, also pings under way. Nothing is left running or open."""
+        """Stop everything, running pings included. Nothing is left running or open."""
         self._pairing.wake = lambda: None
         self._forget()
         self._pairing.on_queue_missing = lambda index: None
@@ -105,24 +107,24 @@ class Background:
         self._clients.clear()
 
     def _client(self, namespace: Namespace) -> ServiceBusClient:
-        # One attempt each, with a deadline of ours. The bound of the SDK holds for its cleaning up as well.
-        client = namespace.async_client(retry_total=0, **attempt_bound(self._pairing.options.attempt_timeout))
+        # One attempt each, with our own deadline. The SDK's bound also covers its cleanup, which would log a traceback
+        # if no time was left for it.
+        bound = attempt_bound(self._pairing.options.attempt_timeout + CLEAN_UP)
+        client = namespace.async_client(retry_total=0, **bound)
         self._clients.append(client)
         return client
 
     def _broken(self, error: Exception) -> None:
-        """Without pings nobody would ever come back from a failover: better to say so."""
-        logger.error("%s: the background has stopped", self._pairing.label, exc_info=error)
+        """Fault the pairing: without pings no entity would ever recover."""
+        logger.error("%s: the background work failed and has stopped", self._pairing.label, exc_info=error)
         self._pairing.set_fault("its background has stopped", error)
 
     def _queue_missing(self, index: int) -> None:
-        """Have a backlog queue looked at that does not exist; from any thread."""
-        self._tasks.call_from_any_thread(self.standby.queue_missing, index)
-
-    # ---- the clock ----
+        """Check a backlog queue that does not exist; from any thread."""
+        self._tasks.call_from_any_thread(self.readiness.queue_missing, index)
 
     def _wake(self) -> None:
-        """Look again what is to be done; from any thread."""
+        """Recompute what is due; from any thread."""
         self._tasks.call_from_any_thread(self._woken.set)
 
     async def _act_by_the_clock(self) -> None:
@@ -153,12 +155,12 @@ class Background:
                 await link.close()
 
     async def _probe(self, due: DueProbe) -> None:
-        """Open a link of our own: no caller waited long enough to tell whether the place answers."""
-        pairing, place = self._pairing, due.place
-        if isinstance(place, Entity):
-            link, counts = Link(self._pinging.get_queue_sender(place.path), place.path), pairing.counts
+        """Open a probe link: no caller waited long enough to tell whether the target answers."""
+        pairing, target = self._pairing, due.target
+        if isinstance(target, Entity):
+            link, counts = Link(self._pinging.get_queue_sender(target.path), target.path), pairing.counts
         else:
-            path = pairing.queue_path(place)
+            path = pairing.queue_path(target)
             link, counts = Link(self._probing.get_queue_sender(path), path), retires_queue
         async with self._turns:
             try:
@@ -170,10 +172,8 @@ class Background:
             finally:
                 await link.close()
 
-    # ---- care ----
-
     async def _measure_lag(self) -> None:
-        """Notice when this process runs late: then its attempts prove nothing."""
+        """Measure how late this process runs: a late process proves nothing about the primary."""
         lag = self._pairing.lag
         try:
             while True:
@@ -183,7 +183,7 @@ class Background:
             lag.stop()
 
     async def _watch_ledger(self, ledger: DurableRecorder) -> None:
-        """Report when the ledger takes no rows, and when it takes them again."""
+        """Report when the ledger stops taking rows, and when it takes them again."""
         health = self._pairing.ledger_health
         while True:
             trouble = trouble_of(ledger)
@@ -193,8 +193,9 @@ class Background:
                 health.failed(WRITER, trouble)
             await asyncio.sleep(WATCH_LEDGER_EVERY)
 
-    async def _close_idle_links(self) -> float:
+    async def _tidy_up(self) -> float:
+        self._pairing.foreign.report_stuck()
         for connections in (self._pairing.primary_connections, self._pairing.backlog_connections):
             for pool in connections.pools():
                 pool.close_idle(self._pairing.clock())
-        return CLOSE_IDLE_EVERY
+        return TIDY_EVERY

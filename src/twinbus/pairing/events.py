@@ -1,4 +1,4 @@
-"""What a pairing tells about itself while it runs."""
+"""Defines the events of a pairing, and the bus that delivers them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened; `at` is in UTC."""
+    """Base of all events; `at` is in UTC."""
 
     at: datetime = field(default_factory=_now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspected(Event):
-    """A failure that counts has started the timer of an entity."""
+    """A failure that counts has started the failover timer of an entity."""
 
     entity: str
     error: BaseException
@@ -33,14 +33,14 @@ class Suspected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspicionCleared(Event):
-    """The primary has accepted a message for an entity that was suspect, before it failed over."""
+    """A suspect entity has accepted a message on the primary, before it failed over."""
 
     entity: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedOver(Event):
-    """Messages for the entity go to the backlog from now on. `error` is the last failure, if any was seen."""
+    """Messages for the entity now go to the backlog. `error` is the last failure, if there was one."""
 
     entity: str
     error: BaseException | None = None
@@ -49,14 +49,14 @@ class FailedOver(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingSent(Event):
-    """The primary entity is being asked whether it is back."""
+    """A ping asks whether the primary entity is back."""
 
     entity: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingFailed(Event):
-    """A ping did not get through. The next one follows in `next_ping_in` seconds."""
+    """A ping failed. The next one follows in `next_ping_in` seconds."""
 
     entity: str
     error: BaseException
@@ -73,7 +73,7 @@ class Recovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogQueueRetired(Event):
-    """A backlog queue has left the rotation."""
+    """A backlog queue was retired: it has left the rotation."""
 
     queue: str
     error: BaseException
@@ -81,7 +81,7 @@ class BacklogQueueRetired(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogQueueRestored(Event):
-    """A backlog queue is back in the rotation: its cool-down is over, or it was created or corrected."""
+    """A backlog queue is back in the rotation: its cool-down is over, or it was created or fixed."""
 
     queue: str
 
@@ -106,7 +106,7 @@ class Moved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PumpStopped(Event):
-    """The pump of a backlog queue has stopped for good: its messages stay there until a syphon is started anew."""
+    """The pump of a backlog queue has stopped for good: its messages stay there until a syphon is started again."""
 
     queue: str
     error: BaseException
@@ -114,7 +114,7 @@ class PumpStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerUnavailable(Event):
-    """The ledger takes no rows; `message` says why. Sends go on. It is tried again until a `LedgerAvailable`.
+    """The ledger takes no rows; `message` says why. Sends go on, and the ledger is retried.
 
     `stops_syphon`: the hosted syphon moves nothing meanwhile, because `ledger_mode` is "required".
     """
@@ -130,7 +130,7 @@ class LedgerAvailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted(Event):
-    """The pairing is out of order for good: every later call raises `PairedClientFaultedError`."""
+    """The pairing has faulted for good: every later call raises `PairedClientFaultedError`."""
 
     error: BaseException
 
@@ -147,14 +147,14 @@ class OversizeWarning(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarvedWarning(Event):
-    """This process ran `lag` seconds late: it is too busy to tell an outage from its own delay. Once per client."""
+    """This process ran `lag` seconds late: too busy to tell an outage from its own delay. Once per client."""
 
     lag: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogWarning(Event):
-    """Something about a backlog queue, or about an entity's use of the backlog, that its owner should look at."""
+    """A problem of a backlog queue, or of an entity's use of the backlog, that its owner should look at."""
 
     message: str
     queue: str | None = None
@@ -163,12 +163,12 @@ class BacklogWarning(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogReady(Event):
-    """The backlog is ready after a `BacklogWarning` or `NamespacesLookSwapped` said that it was not."""
+    """The backlog is ready, after a `BacklogWarning` or `NamespacesLookSwapped` said that it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespacesLookSwapped(Event):
-    """Primary and secondary seem to be exchanged: `queue`, in the primary, is a backlog queue of the secondary.
+    """Primary and secondary look swapped: `queue`, in the primary, is a backlog queue of the secondary.
 
     No backlog queue was created. `message` says what to do.
     """
@@ -183,22 +183,22 @@ Callback = Callable[[Event], None]
 
 
 def check_callback(callback: Callback) -> None:
-    """Raise `TypeError` if a callback is not a plain function; nobody would await a coroutine."""
+    """Raise `TypeError` if a callback is not a plain function; a coroutine would never be awaited."""
     if not callable(callback) or inspect.iscoroutinefunction(callback):
         raise TypeError(f"callback must be a plain function that takes an event, not {callback!r}")
 
 
 class EventBus:
-    """Brings events to whoever asked for them, in the thread or task where they happen. Thread-safe."""
+    """Delivers events to subscribers, in the thread or task that publishes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._callbacks: dict[object, Callback] = {}
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Call `callback` with every event from now on; returns the function that ends it.
+        """Call `callback` with every event from now on; return what unsubscribes it.
 
-        It must not wait. `Pairing.on_event` is for functions of the application, which may.
+        It must not block. Callbacks of the application, which may, go through `Pairing.on_event`.
         """
         subscription = object()
         with self._lock:
@@ -212,15 +212,15 @@ class EventBus:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether there is anybody to tell: where events are many they need not be made for nobody."""
+        """Whether there are subscribers: frequent events need not be built without one."""
         return bool(self._callbacks)
 
     def publish(self, event: Event) -> None:
-        """Tell everybody. A subscriber that raises is logged and changes nothing: sends must go on."""
+        """Call all subscribers. One that raises is logged and ignored: sends must go on."""
         with self._lock:
             callbacks = list(self._callbacks.values())
         for callback in callbacks:
             try:
                 callback(event)
             except Exception:
-                logger.exception("A subscriber failed for the event %s", type(event).__name__)
+                logger.exception("An event subscriber raised on %s", type(event).__name__)

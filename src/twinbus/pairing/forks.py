@@ -1,7 +1,7 @@
-"""Tells objects that cannot work in a forked child process that they are in one.
+"""Notifies objects that cannot work in a forked child process.
 
-A fork copies the sockets of the parent, but neither its threads nor its running event loop. Whatever the child wrote
-to such a socket, even a goodbye, would end the parent's connection.
+A fork copies the parent's sockets, but neither its threads nor its running event loop. Anything the child writes to
+such a socket, even a close, would break the parent's connection.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from weakref import WeakSet
 
 
 class ForkListener(Protocol):
-    """An object of which a forked child gets a copy."""
+    """An object that a forked child gets a copy of."""
 
     def forked(self) -> None:
-        """Called in the child, which has one thread. It must take no lock: another thread may have held it."""
+        """Called in the child, which has one thread. Must take no lock: another thread may have held it."""
 
 
 _listeners: WeakSet[ForkListener] = WeakSet()
 
 
 def watch_forks(listener: ForkListener) -> None:
-    """Call `listener.forked` in every child process that is forked from now on."""
+    """Call `listener.forked` in every child process forked from now on."""
     _listeners.add(listener)
 
 

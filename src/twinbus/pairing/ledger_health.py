@@ -1,4 +1,4 @@
-"""Whether the ledger takes rows: collects what its writer and the pumps report, and publishes changes as events."""
+"""Tracks whether the ledger takes rows, and publishes changes as events."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ WRITER = ""
 
 
 class LedgerHealth:
-    """What is wrong with the ledger of a pairing. Thread-safe.
+    """Ledger problems of a pairing, reported by the ledger's writer and the pumps. Thread-safe.
 
-    Reporters are the writer (`WRITER`) and the pumps, by their queues. A pump reports only what stops it.
+    Reporters are the writer (`WRITER`) and the pumps, by their queues. A pump reports only problems that stop it.
     """
 
     def __init__(self, events: EventBus) -> None:
@@ -39,19 +39,19 @@ class LedgerHealth:
         return next((message for reporter, message in self._messages.items() if reporter != WRITER), None)
 
     def failed(self, reporter: str, message: str) -> None:
-        """The ledger takes no rows of this reporter."""
+        """Record that the ledger takes no rows of this reporter."""
         with self._lock:
             before = bool(self._messages), self._stopping() is not None
             self._messages[reporter] = message
             after = True, self._stopping() is not None
-            message = self._messages.get(WRITER, message)  # it knows best what is wrong
+            message = self._messages.get(WRITER, message)  # its error is the most precise
         if after != before:
-            effect = "the syphon waits for it" if after[1] else "rows may be missing in it"
+            effect = "the syphon waits for it" if after[1] else "rows may be missing"
             logger.warning("The ledger takes no rows, %s: %s", effect, message)
             self._events.publish(LedgerUnavailable(message=message, stops_syphon=after[1]))
 
     def works(self, reporter: str) -> None:
-        """The ledger takes rows of this reporter."""
+        """Record that the ledger takes rows of this reporter."""
         with self._lock:
             is_news = self._messages.pop(reporter, None) is not None and not self._messages
         if is_news:

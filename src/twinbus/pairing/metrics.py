@@ -1,7 +1,7 @@
-"""Metrics of pairings for OpenTelemetry, where it is installed: what has happened, and how things are.
+"""Publishes OpenTelemetry metrics of pairings, if OpenTelemetry is installed.
 
-There is one set of instruments for the process, as OpenTelemetry has it; names and units are in docs/pairing.md. Who
-collects them, and where they go, is the business of the application's `MeterProvider`.
+Instruments exist once per process, as OpenTelemetry expects; docs/explanation/pairing.md lists names and units. The
+application's `MeterProvider` collects and exports them.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from . import events
-from .core import Pairing
-from .failover import FailedOver, Healthy
+from .failover.entity_failover import FailedOver, Healthy
 from .foreign_calls import CALLBACK, DROPPED, POLICY, RECORDER
 from .forks import watch_forks
+from .pairing_state import Pairing
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-# Events that are counted: instrument, unit, what it counts, and the fields of the event that tell them apart.
+# Counted events: instrument, unit, description, and the event fields used as attributes.
 _COUNTED: dict[type[events.Event], tuple[str, str, str, tuple[str, ...]]] = {
-    events.Suspected: ("twinbus.suspicions", "{suspicion}", "Failures that started an entity's timer", ("entity",)),
+    events.Suspected: ("twinbus.suspicions", "{suspicion}", "Failures that started the failover timer", ("entity",)),
     events.FailedOver: ("twinbus.failovers", "{failover}", "Entities that failed over", ("entity", "forced")),
-    events.Recovered: ("twinbus.recoveries", "{recovery}", "Entities that came back", ("entity", "forced")),
+    events.Recovered: ("twinbus.recoveries", "{recovery}", "Entities that recovered", ("entity", "forced")),
     events.PingSent: ("twinbus.pings", "{ping}", "Pings and probes of entities", ("entity",)),
-    events.PingFailed: ("twinbus.pings.failed", "{ping}", "Those that did not get through", ("entity",)),
+    events.PingFailed: ("twinbus.pings.failed", "{ping}", "Pings and probes that failed", ("entity",)),
     events.Diverted: ("twinbus.messages.diverted", "{message}", "Messages the backlog accepted", ("entity", "queue")),
-    events.Moved: ("twinbus.messages.moved", "{message}", "Messages the syphon brought home", ("entity", "queue")),
+    events.Moved: ("twinbus.messages.moved", "{message}", "Messages the syphon moved", ("entity", "queue")),
     events.BacklogQueueRetired: ("twinbus.retirements", "{retirement}", "Queues that left the rotation", ("queue",)),
     events.PumpStopped: ("twinbus.pumps.stopped", "{pump}", "Pumps that stopped for good", ("queue",)),
     events.LedgerUnavailable: ("twinbus.ledger.failures", "{failure}", "Times the ledger took no rows", ()),
@@ -39,7 +39,7 @@ _COUNTED: dict[type[events.Event], tuple[str, str, str, tuple[str, ...]]] = {
 
 
 def watch(pairing: Pairing) -> Callable[[], None]:
-    """Measure a pairing until the function that this returns is called. Without OpenTelemetry it does nothing."""
+    """Measure a pairing until the returned function is called. Without OpenTelemetry, do nothing."""
     instruments = _instruments()
     return _nothing if instruments is None else instruments.watch(pairing)
 
@@ -85,7 +85,7 @@ class Instruments:
         meter.create_observable_gauge("twinbus.lag", [self._lag], "s", "How late the client's event loop ran")
 
     def forked(self) -> None:
-        """The pairings of a parent process are not measured by its forked children."""
+        """Forget the parent's pairings: forked children do not measure them."""
         self._lock = threading.Lock()
         self._watched: WeakSet[Pairing] = WeakSet()
 
@@ -108,14 +108,12 @@ class Instruments:
             attributes = {f"twinbus.{name}": getattr(event, name) for name in fields}
             counter.add(getattr(event, "count", 1), {"twinbus.pairing": pairing.name, **attributes})
 
-    # ---- how things are, asked for whenever somebody collects ----
-
     def _pairings(self) -> list[Pairing]:
         with self._lock:
             return list(self._watched)
 
     def _states(self, _: CallbackOptions) -> Iterable[Observation]:
-        # Two clients of a pairing may see an entity differently: what is worse is told.
+        # Two clients of a pairing may see an entity differently: report the worse state.
         states: dict[tuple[str, str], int] = {}
         for pairing in self._pairings():
             for entity in pairing.entities():
@@ -141,7 +139,7 @@ class Instruments:
         counts: Counter[tuple[str, str]] = Counter()
         for pairing in self._pairings():
             for role in (RECORDER, CALLBACK, POLICY, DROPPED):
-                counts[pairing.name, role] += pairing.foreign.mishaps[role]
+                counts[pairing.name, role] += pairing.foreign.failures[role]
         return [
             self._observation(count, {"twinbus.pairing": name, "twinbus.role": role})
             for (name, role), count in counts.items()

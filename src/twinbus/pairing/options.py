@@ -1,4 +1,4 @@
-"""How a pairing behaves: every option with its default and its bounds."""
+"""Defines every option of a pairing, with its default and bounds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, get_args, overload
 
-from twinbus.ledger.proof import LedgerMode
+from twinbus.ledger.durable_rows import LedgerMode
+from twinbus.servicebus.entity_paths import check_primary_name, entity_key, is_entity_path
 
-from .checks import check_choice, check_count, check_type, number
-from .failover import MAX_PING_INTERVAL
-from .naming import check_primary_name, entity_key, is_entity_path
-from .policy import FailoverPolicy
+from .argument_checks import check_choice, check_count, check_type, number
+from .failover.entity_failover import MAX_PING_INTERVAL
+from .failover.error_classification import FailoverPolicy
 
 Probe = Literal["ping", "link"]
 WhileSuspect = Literal["divert", "raise"]
@@ -21,12 +21,12 @@ TimeToLive = Literal["remaining", "restart"]
 Order = Literal["session"]
 
 MINUTE = 60.0
-#: The most links of one sender to one place, and the most connections that a namespace takes.
+#: The most links of one sender to one entity or queue, and the most connections to one namespace.
 MAX_LINKS, MAX_CONNECTIONS = 256, 5000
 
 
 class Duration:
-    """A field that takes seconds or a `timedelta` within bounds, and holds seconds."""
+    """A field that takes seconds or a `timedelta` within bounds, and stores seconds."""
 
     def __init__(self, default: float, *, minimum: float, maximum: float = math.inf) -> None:
         self._default = default
@@ -42,7 +42,7 @@ class Duration:
     @overload
     def __get__(self, instance: object, owner: type) -> float: ...
     def __get__(self, instance: object | None, owner: type) -> float:
-        # The class asks for the default, an instance for its value.
+        # The class returns the default, an instance its value.
         return self._default if instance is None else instance.__dict__[self._name]
 
     def __set__(self, instance: object, value: float | timedelta) -> None:
@@ -59,13 +59,13 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class SyphonOptions:
-    """How the backlog is brought home.
+    """How the syphon drains the backlog.
 
-    `poll` is how long one receive waits for a message, `retry_min` and `retry_max` bound the back-off for a destination
-    that fails, a message that its destination refused `poison_tries` times is dead-lettered, `rate` is the most
-    messages a second (None: no limit), and `destinations` the only entities that messages are moved to (None: all).
-    With a ledger, `ledger_mode` "required" completes nothing that the ledger does not have, and waits while it takes no
-    rows; "best_effort" goes on without it.
+    `poll` is how long one receive waits for a message. `retry_min` and `retry_max` bound the back-off for a failing
+    destination. A message that its destination refused `poison_tries` times is dead-lettered. `rate` is the maximum of
+    messages per second (None: no limit). `destinations` are the only entities that messages are moved to (None: all).
+    With a ledger, `ledger_mode` "required" completes only messages that the ledger has recorded, and waits while it
+    takes no rows; "best_effort" goes on without it.
 
     Raises:
         ValueError: a value is out of its bounds; the message names the field, the bound and the value.
@@ -93,7 +93,7 @@ class SyphonOptions:
         check_choice("ledger_mode", self.ledger_mode, get_args(LedgerMode))
 
     def allows(self, destination: str) -> bool:
-        """Whether messages may be moved to this entity."""
+        """Return whether messages may be moved to this entity."""
         return self.destinations is None or entity_key(destination) in self.destinations
 
 
@@ -101,14 +101,14 @@ class SyphonOptions:
 class SendAvailabilityOptions:
     """How sends stay available. Times are seconds or `timedelta`.
 
-    `max_links` is how many calls of one sender can be under way at the same time, at the primary and at each backlog
-    queue; `max_connections` bounds the links of all senders of a client to one namespace.
+    `max_links` is how many calls of one sender can run at the same time, on the primary and on each backlog queue;
+    `max_connections` bounds the links of all senders of a client to one namespace.
 
-    Beyond what the names say: `while_suspect` is what becomes of a message that failed before the failover, `ttl`
-    whether time in the backlog counts, `order="session"` keeps the order within a session, `policy` decides which
-    failures count. `create_backlog=False` needs no Manage right: the queues exist. `strict` makes a start-up fail if
-    the backlog is not ready. `primary_name` is the first part of the backlog queues' paths, where the primary's
-    host has no name. `refuse_oversize` refuses, also while all is well, what would not fit the backlog.
+    `while_suspect` decides whether a message that failed before the failover is diverted or raises. `ttl` decides
+    whether time in the backlog counts. `order="session"` keeps the order within a session. `policy` decides which
+    failures count. `create_backlog=False` expects the queues to exist, and needs no Manage right. `strict` makes the
+    start fail if the backlog is not ready. `primary_name` is the first part of the backlog queues' paths, for a primary
+    given by its address. `refuse_oversize` always refuses messages that would not fit the backlog.
 
     Raises:
         ValueError: a value is out of its bounds; the message names the field, the bound and the value.

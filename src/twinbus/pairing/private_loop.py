@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for the background work of a synchronous client."""
+"""Runs an event loop on its own thread, for the background work of a synchronous client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-#: The longest that closing takes: for tasks, for a resolver that hangs, and for the thread in all.
+#: Timeouts of closing: for tasks, for a hanging resolver, and for the thread in total.
 CLEAN_UP_TIMEOUT = 3.0
 WORKERS_TIMEOUT = 0.5
 JOIN_TIMEOUT = 4.0
@@ -18,7 +18,7 @@ MAX_WORKERS = 4
 
 
 class PrivateLoop:
-    """Runs coroutines for threads that have no event loop. The thread starts with the first one."""
+    """Runs coroutines for threads without an event loop. The first coroutine starts the thread."""
 
     def __init__(self, name: str = "twinbus-background") -> None:
         self._name = name
@@ -29,11 +29,11 @@ class PrivateLoop:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller itself runs there."""
+        """Whether the caller runs on this loop."""
         return threading.current_thread() is self._thread
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Begin to await `work` there.
+        """Start to await `work` on the loop.
 
         Raises:
             RuntimeError: the loop was closed.
@@ -46,7 +46,7 @@ class PrivateLoop:
         return asyncio.run_coroutine_threadsafe(work, loop)
 
     def run(self, work: Coroutine[Any, Any, _T], seconds: float | None = None) -> _T:
-        """Await `work` there and return its result; after `seconds` it is cancelled.
+        """Await `work` on the loop and return its result; cancel it after `seconds`.
 
         Raises:
             TimeoutError: it took longer than that.
@@ -86,7 +86,7 @@ class PrivateLoop:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    # What the loop resolves host names with.
+    # Resolves host names for the loop.
     workers = ThreadPoolExecutor(MAX_WORKERS, "twinbus-worker")
     loop.set_default_executor(workers)
     try:
@@ -103,11 +103,11 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _end_workers(workers: ThreadPoolExecutor) -> None:
-    """End the idle threads now. One that is busy ends when its work is done; `shutdown` would wait for it."""
+    """End the idle threads now. A busy one ends with its work; `shutdown` would wait for it."""
     ending = threading.Thread(target=workers.shutdown, kwargs={"cancel_futures": True}, daemon=True)
     try:
         ending.start()
-    except RuntimeError:  # while functions of atexit run, since Python 3.12
+    except RuntimeError:  # in atexit functions, since Python 3.12
         workers.shutdown(wait=False, cancel_futures=True)
     else:
         ending.join(WORKERS_TIMEOUT)

@@ -1,30 +1,32 @@
-"""The syphon: what moves messages from the backlog back to where they belong, and the AMQP client it does so with."""
+"""The syphon: drains backlog queues to their destinations, over its own AMQP client."""
 
 from __future__ import annotations
 
-from .connection import Connection
-from .connector import Side
-from .credentials import BearerCredential, Credential, SasKey, SasToken, Token, as_credential
-from .endpoint import Endpoint, from_connection_string
-from .errors import (
+from twinbus.amqp.client.connection import Connection
+from twinbus.amqp.client.credentials import Credential, Token
+from twinbus.amqp.client.endpoint import Endpoint
+from twinbus.amqp.client.errors import (
     AmqpError,
-    AuthenticationFailed,
-    ConnectionLost,
-    DeliveryFailed,
-    LinkDetached,
-    MessageTooLarge,
-    Modified,
-    NoRoom,
-    Rejected,
-    Released,
-    RequestFailed,
-    TimedOut,
+    AnswerTimeoutError,
+    AuthenticationFailedError,
+    ConnectionLostError,
+    DeliveryFailedError,
+    LinkDetachedError,
+    MessageTooLargeError,
+    ModifiedError,
+    NoCreditError,
+    RejectedError,
+    ReleasedError,
+    RequestFailedError,
 )
+from twinbus.amqp.client.management import LockedMessage, Management, Settlement
+from twinbus.amqp.client.receiver import ABANDON, ACCEPT, DEFER, RELEASE, Delivery, Receiver, dead_letter
+from twinbus.amqp.client.sender import Sender
+
+from .connector import Side, from_connection_string
+from .credentials import BearerCredential, SasKey, SasToken, as_credential
+from .drain_report import DrainReport, QueueStatus, SyphonStatus, Tally
 from .host import SyphonHost
-from .management import LockedMessage, Management, Settlement
-from .receiver import ABANDON, ACCEPT, DEFER, RELEASE, Delivery, Receiver, dead_letter
-from .report import DrainReport, QueueStatus, SyphonStatus, Tally
-from .sender import Sender
 from .terms import Terms
 
 __all__ = [
@@ -33,26 +35,27 @@ __all__ = [
     "DEFER",
     "RELEASE",
     "AmqpError",
-    "AuthenticationFailed",
+    "AnswerTimeoutError",
+    "AuthenticationFailedError",
     "BearerCredential",
     "Connection",
-    "ConnectionLost",
+    "ConnectionLostError",
     "Credential",
     "Delivery",
-    "DeliveryFailed",
+    "DeliveryFailedError",
     "DrainReport",
     "Endpoint",
-    "LinkDetached",
+    "LinkDetachedError",
     "LockedMessage",
     "Management",
-    "MessageTooLarge",
-    "Modified",
-    "NoRoom",
+    "MessageTooLargeError",
+    "ModifiedError",
+    "NoCreditError",
     "QueueStatus",
     "Receiver",
-    "Rejected",
-    "Released",
-    "RequestFailed",
+    "RejectedError",
+    "ReleasedError",
+    "RequestFailedError",
     "SasKey",
     "SasToken",
     "Sender",
@@ -62,7 +65,6 @@ __all__ = [
     "SyphonStatus",
     "Tally",
     "Terms",
-    "TimedOut",
     "Token",
     "as_credential",
     "dead_letter",

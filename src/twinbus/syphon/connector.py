@@ -1,4 +1,4 @@
-"""One side of a pairing as the syphon reaches it, and a connection to it that is made anew when it is lost."""
+"""Keeps a connection to each namespace of a pairing, and reconnects with back-off."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from twinbus.pairing.namespaces import Namespace
+from twinbus.amqp.client.connection import CLOSE_TIMEOUT, Connection, Opening
+from twinbus.amqp.client.credentials import Credential
+from twinbus.amqp.client.endpoint import Endpoint
+from twinbus.amqp.client.errors import AmqpError
+from twinbus.pairing.namespace import Namespace
+from twinbus.servicebus.connection_strings import ConnectionString
 
-from .connection import CLOSE_TIMEOUT, Connection, Opening
-from .endpoint import Endpoint, from_connection_string
-from .errors import AmqpError
+from .credentials import SasKey, SasToken, as_credential
 from .pacing import Backoff
 
 logger = logging.getLogger("twinbus.syphon")
@@ -24,7 +27,7 @@ CONNECT_TIMEOUT = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A namespace: where it is, who we are there, and the certificates to trust if not the usual ones."""
+    """How the syphon reaches one namespace: endpoint, credential, and TLS context if not the default."""
 
     endpoint: Endpoint
     credential: Any = field(repr=False)
@@ -32,24 +35,26 @@ class Side:
 
     @classmethod
     def from_connection_string(cls, text: str) -> Side:
-        """Raises `ValueError` for a connection string that cannot be read."""
+        """Raises `ValueError` for an invalid connection string."""
         return cls(*from_connection_string(text))
 
     @classmethod
     def of(cls, namespace: Namespace) -> Side:
-        """The side that the SDK's clients of a pairing talk to, with their credential and certificates."""
-        return cls(Endpoint.of(namespace), namespace.credential, namespace.tls_context() if namespace.use_tls else None)
+        """The same namespace, credential and certificates that the SDK's clients of a pairing use."""
+        return cls(endpoint_of(namespace), namespace.credential, namespace.tls_context() if namespace.use_tls else None)
 
     def open(self) -> Opening:
-        return Connection.open(self.endpoint, self.credential, timeout=CONNECT_TIMEOUT, ssl_context=self.ssl_context)
+        """Open a connection. Raises `TypeError` for an unsupported credential."""
+        credential = as_credential(self.credential)
+        return Connection.open(self.endpoint, credential, timeout=CONNECT_TIMEOUT, ssl_context=self.ssl_context)
 
 
 class Connector:
-    """Keeps a connection for as long as `run` runs. `connection` is None while there is none.
+    """Keeps one connection open while `run` runs. `connection` is None while there is none.
 
-    `on_change` is called, without arguments, whenever a connection was made or lost. Pauses between connections grow
-    until one of them was of use: something was done over it, or it lasted longer than any pause. A namespace may let
-    us in and then break off whatever we begin.
+    The callbacks in `on_change` run whenever a connection was made or lost. The back-off resets only after a useful
+    connection: one that did some work or outlasted the longest pause. A namespace may accept connections and then cut
+    them as soon as something is sent.
     """
 
     def __init__(
@@ -60,24 +65,24 @@ class Connector:
         self._backoff = backoff
         self._max_failures = max_failures
         self._is_up = asyncio.Event()
-        self._hurried = asyncio.Event()
+        self._retry_requested = asyncio.Event()
         self.on_change: list[Callable[[], None]] = []
         self.connection: Connection | None = None
         #: Why there is no connection.
         self.error: AmqpError | None = None
-        #: How often in a row there was no connection, or one that was of no use.
+        #: How many attempts in a row gave no useful connection.
         self.failures = 0
-        #: How long the last connection may take to say goodbye.
+        #: Seconds that closing the connection may take.
         self.close_seconds = CLOSE_TIMEOUT
 
     async def run(self) -> None:
-        """Connect, again and again. Raises the last error after so many failures in a row, if they are bounded."""
+        """Connect and reconnect. Raises the last error after `max_failures` failures in a row."""
         try:
             while True:
                 try:
                     connection = await self._make()
                 except AmqpError as error:
-                    # Once for each outage: a lost connection was reported already.
+                    # Warn once per outage: a lost connection was logged already.
                     level = logging.WARNING if self.error is None else logging.DEBUG
                     logger.log(level, "Connecting to %s failed: %s", self.name, error)
                     self.failures += 1
@@ -91,14 +96,14 @@ class Connector:
             self._is_up.clear()
 
     async def _pause(self, seconds: float) -> None:
-        self._hurried.clear()
+        self._retry_requested.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._hurried.wait()
+                await self._retry_requested.wait()
 
-    def hurry(self) -> None:
-        """Try to connect now, and not when the back-off is over: the other side is known to be back."""
-        self._hurried.set()
+    def retry_now(self) -> None:
+        """Connect now instead of after the back-off: the namespace is known to be back."""
+        self._retry_requested.set()
 
     async def _keep(self, connection: Connection) -> None:
         time = asyncio.get_running_loop().time
@@ -114,7 +119,7 @@ class Connector:
         finally:
             self.connection = None
             self._is_up.clear()
-            if connection.has_worked or time() - made_at >= self._backoff.most:
+            if connection.has_worked or time() - made_at >= self._backoff.longest:
                 self.failures = 0
                 self._backoff.reset()
             else:
@@ -123,11 +128,31 @@ class Connector:
             await connection.close(self.close_seconds)
 
     def _changed(self) -> None:
-        for call in self.on_change:
-            call()
+        for callback in self.on_change:
+            callback()
 
     async def connected(self) -> Connection:
-        """The connection, as soon as there is one."""
-        while self.connection is None:  # it may be gone again before this task runs
+        """Wait for a connection and return it."""
+        while self.connection is None:  # it may be lost again before this task runs
             await self._is_up.wait()
         return self.connection
+
+
+def endpoint_of(namespace: Namespace) -> Endpoint:
+    """The endpoint that the SDK's clients of a namespace use. Raises `ValueError`."""
+    namespace.check_proxy()
+    parsed = Endpoint.parse(namespace.fully_qualified_namespace, tls=namespace.use_tls)
+    return replace(parsed, websocket=namespace.uses_websocket, proxy=namespace.proxy)
+
+
+def from_connection_string(text: str) -> tuple[Endpoint, Credential]:
+    """The endpoint and the credential of a connection string.
+
+    Raises:
+        ValueError: a part is missing or malformed. The message never holds a key or a token.
+    """
+    parts = ConnectionString.parse(text)
+    endpoint = Endpoint(parts.host.strip("[]").lower(), parts.port, tls=parts.use_tls)
+    if parts.signature:
+        return endpoint, SasToken(parts.signature)
+    return endpoint, SasKey(parts.key_name, parts.key)

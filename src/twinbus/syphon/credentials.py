@@ -1,7 +1,7 @@
-"""Who we are: where the tokens come from that are shown to a namespace.
+"""Makes tokens from keys, signatures and Azure credentials.
 
-A credential is one of ours (`SasKey`, `SasToken`, `BearerCredential`), or one of `azure.core` or `azure.identity`,
-sync or async, which `as_credential` wraps. Keys and tokens never show in a message or a log.
+`as_credential` wraps the credentials of `azure.core` and `azure.identity`, sync or async. Keys and tokens never appear
+in an error or a log.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 from urllib.parse import quote_plus
 
+from twinbus.amqp.client.credentials import Credential, Token
 from twinbus.pairing.sdk.tokens import TOKEN_TIMEOUT, AwaitedCredential
 
 SAS_TYPE = "servicebus.windows.net:sastoken"
@@ -28,27 +29,9 @@ SAS_SECONDS = 3600.0
 _EXPIRY = re.compile(r"(?:^|[&?\s])se=(\d{1,12})(?:&|$)")
 
 
-class Token(NamedTuple):
-    """A token, its type in `$cbs` terms, and when it ends (seconds since the epoch)."""
-
-    text: str
-    type: str
-    expires_at: float
-
-    def __repr__(self) -> str:
-        return f"Token(type={self.type!r}, expires_at={self.expires_at!r})"
-
-
-class Credential(Protocol):
-    """Something that makes tokens."""
-
-    async def token(self, audience: str) -> Token:
-        """A token for an audience that is good now."""
-
-
 @dataclass(frozen=True, slots=True)
 class SasKey:
-    """The key of an access policy: tokens are signed with it, each for one audience and some time."""
+    """The key of an access policy. Signs a token per audience, valid for `seconds`."""
 
     name: str
     key: str = field(repr=False)
@@ -59,7 +42,7 @@ class SasKey:
         if not self.name or not self.key:
             raise ValueError("name and key of a SasKey must not be empty")
         if not 1 <= self.seconds <= 10 * 365 * 86400:
-            raise ValueError(f"seconds of a SasKey must be 1 to ten years, not {self.seconds}")
+            raise ValueError(f"seconds of a SasKey must be from 1 to ten years, got {self.seconds}")
 
     async def token(self, audience: str) -> Token:
         resource, expiry = quote_plus(audience), math.ceil(self.clock() + self.seconds)
@@ -70,7 +53,7 @@ class SasKey:
 
 
 class _NamedKey:
-    """A named key of `azure.core`; it is read each time, for it can be replaced."""
+    """A named key of `azure.core`, read for each token because it can be replaced."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -80,7 +63,7 @@ class _NamedKey:
 
 
 class SasToken:
-    """A ready shared access signature. `source` is asked again each time, so that it can be replaced."""
+    """A shared access signature. A callable `source` is called for each token, so that it can be replaced."""
 
     def __init__(self, source: str | Callable[[], str]) -> None:
         self._source = source
@@ -98,14 +81,14 @@ class SasToken:
 def _expiry_of(signature: str) -> float:
     match = _EXPIRY.search(signature)
     if match is None:
-        raise ValueError("a shared access signature must say with se= when it ends")
+        raise ValueError("a shared access signature needs its expiry, se=SECONDS")
     return float(match[1])
 
 
 class BearerCredential:
-    """A token credential: an object with `get_token(scope)`, sync or async, as `azure.core` defines it.
+    """A token credential: an object with `get_token(scope)`, sync or async, as in `azure.core`.
 
-    A sync one is called on a thread, because it may wait for the network.
+    A sync one is called on a thread, because it may block on the network.
     """
 
     def __init__(self, source: Any, scope: str = SCOPE) -> None:
@@ -118,26 +101,26 @@ class BearerCredential:
     async def token(self, audience: str) -> Token:
         get_token = self._source.get_token
         if inspect.iscoroutinefunction(get_token):
-            found = await get_token(self._scope)
+            access_token = await get_token(self._scope)
         else:
-            found = await AwaitedCredential(self._source, TOKEN_TIMEOUT).get_token(self._scope)
-            if inspect.isawaitable(found):
-                found = await found
-        return Token(str(found.token), JWT_TYPE, float(found.expires_on))
+            access_token = await AwaitedCredential(self._source, TOKEN_TIMEOUT).get_token(self._scope)
+            if inspect.isawaitable(access_token):
+                access_token = await access_token
+        return Token(str(access_token.token), JWT_TYPE, float(access_token.expires_on))
 
 
 def as_credential(credential: Any) -> Credential:
-    """Ours as it is; a named key, a signature or a token credential of `azure.core` wrapped.
+    """Return our own credentials unchanged, and wrap those of `azure.core`: named key, signature, token.
 
     Raises `TypeError` for anything else.
     """
     if callable(getattr(credential, "token", None)):
-        ours: Credential = credential
-        return ours
+        own_credential: Credential = credential
+        return own_credential
     if hasattr(credential, "named_key"):
         return _NamedKey(credential)
     if hasattr(credential, "signature"):
         return SasToken(lambda: str(credential.signature))
     if callable(getattr(credential, "get_token", None)):
         return BearerCredential(credential)
-    raise TypeError(f"{type(credential).__name__} is no credential: it has neither get_token, named_key nor signature")
+    raise TypeError(f"expected a credential with get_token, named_key or signature, got {type(credential).__name__}")

@@ -1,4 +1,4 @@
-"""The syphon in a process: one pump for each backlog queue, over one connection to each side."""
+"""Runs the syphon in a process: a pump per backlog queue, one connection to each namespace."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Sequence
 
 from twinbus.pairing.events import PumpStopped
 from twinbus.pairing.ledger_health import LedgerHealth
-from twinbus.pairing.naming import entity_key
+from twinbus.servicebus.entity_paths import entity_key
 
-from .bookkeeping import Pings
 from .connector import Connector, Side
-from .destinations import Destinations
+from .delivery.destinations import Destinations
+from .drain_report import DrainReport, SyphonStatus, merge
 from .pacing import Backoff, Pace
 from .pump import CLOSE_TIMEOUT, MAX_FAILURES, Pump
-from .report import DrainReport, SyphonStatus, merge
+from .settlement.bookkeeping import Pings
 from .terms import Terms
 
 logger = logging.getLogger("twinbus.syphon")
 
-GRACE = 0.25  # seconds for pumps that end a little late before they are cancelled
+GRACE = 0.25  # extra seconds for late pumps before they are cancelled
 
 
 class SyphonHost:
     """Runs the pumps of a pairing on the running event loop.
 
-    await host.start() … await host.close()          for as long as the process lives
+    await host.start() … await host.close()          while the process lives
     report = await host.drain(until_empty=True)      once
 
     Raises `ValueError` if no queue is given.
@@ -34,7 +34,7 @@ class SyphonHost:
 
     def __init__(self, primary: Side, secondary: Side, queues: Sequence[str], terms: Terms | None = None) -> None:
         if not queues:
-            raise ValueError("queues must name at least one backlog queue")
+            raise ValueError("queues must name at least one backlog queue, got none")
         self._sides = primary, secondary
         self._queues = tuple(dict.fromkeys(queues))
         self._terms = terms or Terms()
@@ -48,7 +48,7 @@ class SyphonHost:
         self._held: set[str] = set()
 
     async def start(self) -> None:
-        """Begin to move messages; returns at once. What cannot be reached is tried again until `close`."""
+        """Start moving messages and return at once. Unreachable namespaces are tried again until `close`."""
         self._start(until_empty=False)
 
     def _start(self, until_empty: bool) -> None:
@@ -56,15 +56,15 @@ class SyphonHost:
             raise RuntimeError("the syphon is running already")
         loop = asyncio.get_running_loop()
         options, self._started_at = self._terms.options, loop.time()
-        least, most = options.retry_min, options.retry_max
+        shortest, longest = options.retry_min, options.retry_max
         max_failures = MAX_FAILURES if until_empty else None
         primary, secondary = self._connectors = [
-            Connector(str(side.endpoint), side.open, Backoff(least, most), max_failures) for side in self._sides
+            Connector(str(side.endpoint), side.open, Backoff(shortest, longest), max_failures) for side in self._sides
         ]
-        pace = Pace(options.rate, least, most, loop.time())
+        pace = Pace(options.rate, shortest, longest, loop.time())
         terms = self._terms
         pings = Pings(terms.recorder, terms.pairing, terms.client) if terms.probe == "ping" else None
-        self._destinations = Destinations(primary, pace, least, most, pings)
+        self._destinations = Destinations(primary, pace, shortest, longest, pings)
         for key in self._held:
             self._destinations.hold(key)
         self._pumps = [Pump(queue, secondary, self._destinations, self._terms, self._health) for queue in self._queues]
@@ -75,14 +75,14 @@ class SyphonHost:
         try:
             await pump.run(until_empty=until_empty)
         except Exception as error:
-            logger.error("The pump of %s has stopped: %s", pump.queue, type(error).__name__)
+            logger.error("The pump of %s stopped: %s", pump.queue, type(error).__name__)
             self._terms.events.publish(PumpStopped(queue=pump.queue, error=error))
             raise
 
     async def drain(self, *, until_empty: bool = True) -> DrainReport:
-        """Move messages until nothing is left that can be moved, or without `until_empty` until `close`.
+        """Move messages until nothing movable is left, or without `until_empty` until `close`.
 
-        Closes everything it has opened. Raises the error that kept it from draining: one of `twinbus.syphon.errors`.
+        Closes everything it opened. Raises the `AmqpError` that prevented the drain.
         """
         self._start(until_empty)
         watched = {*self._tasks, *self._helpers}
@@ -96,47 +96,52 @@ class SyphonHost:
         return self.report()
 
     def status(self) -> SyphonStatus:
-        """How things are."""
-        primary, secondary = [one.connection is not None for one in self._connectors] or [False, False]
+        """The current state."""
+        primary, secondary = [side.connection is not None for side in self._connectors] or [False, False]
         down = () if self._destinations is None else self._destinations.down()
         held_back = tuple(sorted(self._held))
         queues = tuple(pump.status() for pump in self._pumps)
         return SyphonStatus(primary, secondary, queues, down, held_back, self._health.syphon_error)
 
     def hold_back(self, destination: str) -> None:
-        """Send nothing to a destination until `let_go`: its messages are set aside in the backlog. On the loop."""
+        """Send nothing to a destination until `let_go`: its messages are deferred. Call it on the event loop."""
         key = entity_key(destination)
         self._held.add(key)
         if self._destinations is not None:
             self._destinations.hold(key)
 
     def let_go(self, destination: str) -> None:
-        """Send to a destination again that was held back, or is known to be back: without waiting for any back-off."""
+        """Send to a held-back or recovered destination again, without waiting for a back-off."""
         key = entity_key(destination)
         self._held.discard(key)
         if self._destinations is not None:
-            self._connectors[0].hurry()
+            self._connectors[0].retry_now()
             self._destinations.release(key)
 
-    def set_lock(self, lock_seconds: float) -> None:
-        """Tell the pumps how long the locks of their queues last, if that was not known at the start. On the loop."""
+    @property
+    def is_started(self) -> bool:
+        return bool(self._pumps)
+
+    def set_lock(self, queue: str, lock_seconds: float) -> None:
+        """Set the lock duration of a queue once it is known, or has changed. Call it on the event loop."""
         for pump in self._pumps:
-            pump.restorer.set_lock(lock_seconds)
+            if pump.queue == queue:
+                pump.restorer.set_lock(lock_seconds)
 
     def report(self) -> DrainReport:
-        """What was done since the start."""
+        """The report since the start."""
         seconds = asyncio.get_running_loop().time() - self._started_at
         return merge((pump.status() for pump in self._pumps), seconds)
 
     def stop(self, seconds: float = CLOSE_TIMEOUT) -> None:
-        """Have the pumps take nothing more and see off what is under way: a `drain` then ends."""
+        """Stop receiving and finish the messages in flight. A running `drain` then ends."""
         for pump in self._pumps:
             pump.close(seconds)
 
     async def close(self, seconds: float | None = None) -> None:
-        """Stop, and leave no task or socket behind. Of `seconds`, if given, a quarter is for closing the connections.
+        """Stop, and close all tasks and sockets. A quarter of `seconds`, if given, is for closing the connections.
 
-        What the destinations have and the ledger has not confirmed by then is given back: it will be sent again.
+        Messages that the ledger has not confirmed by then are abandoned, and so sent again.
         """
         if seconds is None:
             self.stop()

@@ -1,4 +1,4 @@
-"""What the pumps of a pairing have to know."""
+"""Settings shared by the pumps of a pairing."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from twinbus.pairing.events import EventBus
 from twinbus.pairing.ledger_health import LedgerHealth
 from twinbus.pairing.options import Order, Probe, SyphonOptions, TimeToLive
 
-from .clock import MAX_LOCK_MS
-from .facts import Fact
-from .ledger_gate import Flush
+from .receiving.broker_clock import MAX_LOCK_MS
+from .settlement.facts import Fact
+from .settlement.ledger_gate import Flush
 
 MAX_LOCK_SECONDS = MAX_LOCK_MS // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How the pumps of a pairing work, and whom they tell.
+    """How the pumps of a pairing work, and whom they notify.
 
-    `flush` makes the recorder's rows durable: with it, a message is completed only when its move is. `lock_seconds` is
-    the lock duration of the backlog queues, the longest if they differ, for whoever knows it: by it the time at the
-    broker is told. Otherwise it is estimated from the messages (`BrokerClock`). `on_settled` is told of every message,
-    on the event loop; it must not wait.
+    `flush` makes the recorder's rows durable: with it, a message is completed only when its move is durable.
+    `lock_seconds` is the lock duration of the backlog queues, the longest if they differ. It sets the estimate of the
+    broker's time; None estimates the duration from the messages (`BrokerClock`). `on_settled` gets the `Fact` of every
+    message, on the event loop; it must not block. `ledger_health` is notified when pumps wait for the ledger.
 
-    `ledger_health` is told when pumps wait for the ledger, if somebody else wants to know, too.
+    `probe` is how a silent destination is probed before messages are sent to it again: by a ping, or with "link" by a
+    message.
 
-    `probe`: how a destination that left a message without an answer is asked before messages are sent to it again: with
-    a ping, or with "link" by a message itself.
-
-    `is_extra`: another pump is on the same queue. What is set aside there, and whether anything is left, is its
-    business; this one takes what comes and ends when for a while nothing does. `wall_clock` is the time of day here, in
-    seconds since the epoch: it makes the pumps hurry, and tells how long locks last if `lock_seconds` does not.
+    `is_extra` says that another pump works on the same queue. Deferred messages, and proving the queue empty, are its
+    business; the extra one takes what arrives and ends when nothing has arrived for a while. `wall_clock` is the local
+    time of day in seconds since the epoch. It can only shorten the time for a move, and estimates the lock duration
+    if `lock_seconds` is None.
 
     Raises `ValueError` for a lock duration that no queue can have.
     """
@@ -56,4 +55,4 @@ class Terms:
 
     def __post_init__(self) -> None:
         if self.lock_seconds is not None and not 1 <= self.lock_seconds <= MAX_LOCK_SECONDS:
-            raise ValueError(f"lock_seconds must be from 1 to {MAX_LOCK_SECONDS}, not {self.lock_seconds!r}")
+            raise ValueError(f"lock_seconds must be from 1 to {MAX_LOCK_SECONDS}, got {self.lock_seconds!r}")

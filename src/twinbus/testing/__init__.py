@@ -1,4 +1,4 @@
-"""Live namespaces for the tests of programs that use Service Bus: a context manager, and a fixture for pytest.
+"""Runs live namespaces in tests of programs that use Service Bus: a context manager and a pytest fixture.
 
 def test_orders_survive_an_outage(twinbus_namespaces):
     primary, secondary = twinbus_namespaces
@@ -7,7 +7,7 @@ def test_orders_survive_an_outage(twinbus_namespaces):
     with primary.outage():
         place_order()
 
-The names are found when they are first used: pytest loads the plugin in every run, also where nobody asks for it.
+Names are imported on first use: pytest loads the plugin in every run, even if no test uses it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,33 @@ from __future__ import annotations
 import typing
 
 if typing.TYPE_CHECKING:
-    from .namespaces import EmbeddedNamespace, TwinNamespaces, twin_namespaces
+    from twinbus.emulator import AZURE, DEFAULT, Fault, FaultError, FaultKind, FaultPoint, Profile
 
-__all__ = ["EmbeddedNamespace", "TwinNamespaces", "twin_namespaces"]
+    from .embedded_namespaces import EmbeddedNamespace, TwinNamespaces, twin_namespaces
+
+__all__ = [
+    "AZURE",
+    "DEFAULT",
+    "EmbeddedNamespace",
+    "Fault",
+    "FaultError",
+    "FaultKind",
+    "FaultPoint",
+    "Profile",
+    "TwinNamespaces",
+    "twin_namespaces",
+]
+
+_OWN = ("EmbeddedNamespace", "TwinNamespaces", "twin_namespaces")
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name in __all__:
-        from . import namespaces
+    if name in _OWN:
+        from . import embedded_namespaces
 
-        return getattr(namespaces, name)
+        return getattr(embedded_namespaces, name)
+    if name in __all__:
+        from twinbus import emulator
+
+        return getattr(emulator, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

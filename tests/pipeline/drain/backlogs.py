@@ -10,15 +10,15 @@ import pyarrow as pa
 from tests.syphon.bus import PATIENCE, connect, send_all
 from tests.syphon.pumping import LOCK_SECONDS, QUICK, Pair
 
-from twinbus.broker import DEFAULT, Profile, QueueDescription
-from twinbus.broker.durations import TICKS_PER_SECOND
-from twinbus.broker.queue import Queue
+from twinbus.emulator import DEFAULT, Profile, QueueDescription
+from twinbus.emulator.entities.queue import Queue
 from twinbus.pairing.options import SyphonOptions
-from twinbus.pipeline.drain.loop import Progress, Settings, SparkDrain
-from twinbus.pipeline.drain.planning import Assignment
-from twinbus.pipeline.drain.results import Figure, SliceResult, SparkReport
-from twinbus.pipeline.drain.task import SliceWork, facts_of
-from twinbus.pipeline.drain.tokens import mint
+from twinbus.servicebus.durations import TICKS_PER_SECOND
+from twinbus.spark.drain.drain_loop import Progress, Settings, SparkDrain
+from twinbus.spark.drain.drain_task import SliceWork, facts_of
+from twinbus.spark.drain.slice_planning import Assignment
+from twinbus.spark.drain.slice_results import Figure, SliceResult, SparkReport
+from twinbus.spark.drain.task_tokens import mint
 from twinbus.syphon.connector import Side
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Backlogs(Pair):
 
     @property
     def left(self) -> int:
-        """How many messages are in the backlog, set aside or not."""
+        """How many messages are in the backlog, deferred or not."""
         counters = [self.backlog_of(queue).counters for queue in QUEUES]
         return sum(one.active + one.deferred for one in counters)
 

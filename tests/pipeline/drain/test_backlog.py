@@ -10,9 +10,9 @@ from tests.pipeline.drain.backlogs import FIRST, QUEUES, Backlogs
 from tests.syphon.bus import connect, eventually, receive
 from tests.syphon.pumping import numbered, take_all
 
-from twinbus.broker import Fault, Kind
+from twinbus.emulator import Fault, FaultKind
 from twinbus.ledger import OperationKind
-from twinbus.pipeline.drain.backlog import Backlog
+from twinbus.spark.drain.backlog_survey import Backlog
 from twinbus.syphon import ACCEPT, DEFER, RELEASE, AmqpError
 
 
@@ -30,7 +30,7 @@ async def test_a_short_queue_is_seen_whole(pair: Backlogs, backlog: Backlog) -> 
         for delivery in await inbox.take(2):
             await receiver.settled(delivery, DEFER, 10)
     survey = await backlog.survey()
-    assert [(depth.active, depth.set_aside) for depth in survey.depths] == [(40, 2), (0, 0), (0, 0)]
+    assert [(depth.active, depth.deferred) for depth in survey.depths] == [(40, 2), (0, 0), (0, 0)]
     assert survey.destinations == {"orders", "bills"}
     assert survey.missing == ()
 
@@ -75,7 +75,7 @@ async def test_queues_that_do_not_exist_are_named(pair: Backlogs) -> None:
 async def test_a_lost_connection_is_made_anew(pair: Backlogs, backlog: Backlog) -> None:
     await pair.put(numbered("orders", range(3)))
     await backlog.survey()
-    fault = pair.secondary.faults.add(Fault(Kind.RESET))
+    fault = pair.secondary.faults.add(Fault(FaultKind.RESET))
     with pytest.raises(AmqpError):
         await backlog.survey()
     pair.secondary.faults.remove(fault.id)
@@ -92,7 +92,7 @@ async def test_a_glance_sees_what_is_left_of_a_survey_by_one_look_a_queue(pair: 
         receiver, inbox = await receive(connection, FIRST, 700)
         for number, delivery in enumerate(await inbox.take(700)):
             await receiver.settled(delivery, DEFER if number < 10 else ACCEPT, 10)
-    assert await backlog.glance() == pytest.approx(300, abs=100)  # what is set aside is not waiting
+    assert await backlog.glance() == pytest.approx(300, abs=100)  # deferred messages do not count
     await take_all(pair.secondary, FIRST)
     assert await backlog.glance() == 0
 

@@ -13,13 +13,14 @@ from tests.syphon.bus import connect, eventually, receive
 from tests.syphon.pumping import bodies, numbered
 from tests.syphon.test_pump_order import assert_in_order, of_sessions
 
-from twinbus.broker import Fault, Kind
+from twinbus.emulator import Fault, FaultKind
 from twinbus.ledger import OperationKind, Outcome, Stage
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.schema import to_operations
-from twinbus.pipeline.drain import loop, planning
-from twinbus.pipeline.drain.loop import Progress, Settings, SparkDrain
-from twinbus.pipeline.errors import DrainFailed
+from twinbus.spark.drain import drain_loop as loop
+from twinbus.spark.drain import slice_planning as planning
+from twinbus.spark.drain.drain_loop import Progress, Settings, SparkDrain
+from twinbus.spark.pipeline_errors import DrainFailedError
 from twinbus.syphon import AmqpError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ async def test_everything_arrives_once_and_has_its_row(pair: Backlogs, spark: Sp
     assert sorted(await pair.arrived("orders")) == sorted(bodies(range(6_000)))
     assert await pair.arrived("bills") == bodies(range(50))
     found = report.to_json()
-    assert (found["moved"], found["parked"], found["held"], found["repeated_tasks"]) == (6_050, 0, 0, 0)
+    assert (found["moved"], found["deferred"], found["held"], found["repeated_tasks"]) == (6_050, 0, 0, 0)
     assert found["bytes"] > 6_050 * 100
     rows = list(to_operations(read_ledger(tmp_path / "ledger").table))
     moves = [one for one in rows if one.stage is Stage.PRIMARY_SEND and one.outcome is Outcome.DONE]
@@ -62,10 +63,10 @@ async def test_a_destination_that_no_look_showed_gets_its_token_in_the_next_slic
     assert await pair.arrived("bills") == bodies([1])
 
 
-async def test_what_cannot_be_moved_is_parked_and_told(pair: Backlogs, spark: SparkSession) -> None:
+async def test_what_cannot_be_moved_is_deferred_and_told(pair: Backlogs, spark: SparkSession) -> None:
     await pair.put([*numbered("orders", range(5)), *numbered("nowhere", range(3))])
     report = await pair.drained(spark)
-    assert (report.drain.total.moved, report.drain.total.parked, report.drain.is_empty) == (5, 3, False)
+    assert (report.drain.total.moved, report.drain.total.deferred, report.drain.is_empty) == (5, 3, False)
     await pair.create("nowhere")
     report = await pair.drained(spark)
     assert (report.drain.total.moved, report.drain.is_empty) == (3, True)
@@ -74,7 +75,7 @@ async def test_what_cannot_be_moved_is_parked_and_told(pair: Backlogs, spark: Sp
 async def test_only_the_given_destinations_are_moved(pair: Backlogs, spark: SparkSession) -> None:
     await pair.put([*numbered("orders", range(5)), *numbered("bills", range(3))])
     report = await pair.drained(spark, options={"destinations": ["ORDERS"]})
-    assert (report.drain.total.moved, report.drain.total.parked) == (5, 3)
+    assert (report.drain.total.moved, report.drain.total.deferred) == (5, 3)
     assert pair.queue("bills").activity.received == 0
 
 
@@ -102,7 +103,7 @@ async def test_sessions_stay_in_order(pair: Backlogs, spark: SparkSession) -> No
 async def test_messages_that_somebody_else_keeps_locked_are_held_not_waited_for_for_ever(
     short_locks: Backlogs, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pipeline.drain.loop.PATIENCE", 1.0)
+    monkeypatch.setattr("twinbus.spark.drain.drain_loop.PATIENCE", 1.0)
     await short_locks.put(numbered("orders", range(3)))
     async with connect(short_locks.secondary) as connection:
         _, inbox = await receive(connection, FIRST, 3)
@@ -135,15 +136,15 @@ async def test_two_drains_at_once_do_not_get_in_each_others_way(short_locks: Bac
 
 async def test_a_primary_that_is_down_ends_the_drain_with_the_reason(pair: Backlogs, spark: SparkSession) -> None:
     await pair.put(numbered("orders", range(5)))
-    pair.primary.faults.add(Fault(Kind.REFUSE))
-    with pytest.raises(DrainFailed, match="cannot be connected"):
+    pair.primary.faults.add(Fault(FaultKind.REFUSE))
+    with pytest.raises(DrainFailedError, match="cannot be reached"):
         await pair.drained(spark)
     assert pair.left == 5
 
 
 async def test_a_secondary_that_is_down_ends_the_drain_with_the_reason(pair: Backlogs, spark: SparkSession) -> None:
-    pair.secondary.faults.add(Fault(Kind.REFUSE))
-    with pytest.raises(AmqpError, match="cannot be connected"):
+    pair.secondary.faults.add(Fault(FaultKind.REFUSE))
+    with pytest.raises(AmqpError, match="cannot be reached"):
         await pair.drained(spark)
 
 
@@ -152,7 +153,7 @@ async def test_a_ledger_that_takes_no_rows_ends_the_drain_at_once(
 ) -> None:
     (tmp_path / "ledger").write_text("this is no folder")
     await short_locks.put(numbered("orders", range(5)))
-    with pytest.raises(DrainFailed, match="the ledger failed"):
+    with pytest.raises(DrainFailedError, match="the ledger failed"):
         await short_locks.drained(spark, ledger=str(tmp_path / "ledger"))
     assert (short_locks.left, short_locks.backlog.locked) == (5, 0)
 
@@ -198,7 +199,7 @@ async def test_watching_starts_slices_when_something_arrives(pair: Backlogs, spa
     assert (report.drain.total.moved, report.slices, pair.left) == (2, 2, 0)
 
 
-async def test_watching_tries_what_is_parked_again(pair: Backlogs, spark: SparkSession) -> None:
+async def test_watching_tries_what_is_deferred_again(pair: Backlogs, spark: SparkSession) -> None:
     await pair.put(numbered("later", range(3)))
     drain = pair.drain_on(spark)
     running = asyncio.create_task(drain.run(watch=True))

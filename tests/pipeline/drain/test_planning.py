@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pipeline.drain.planning import LEAST_PER_PUMP, MAX_PUMPS, Assignment, Depth, plan, slice_seconds
+from twinbus.spark.drain.slice_planning import LEAST_PER_PUMP, MAX_PUMPS, Assignment, Depth, plan, slice_seconds
 
 DEPTHS = st.lists(st.integers(0, 10_000_000), max_size=30).map(
     lambda found: [Depth(f"q{index}", depth) for index, depth in enumerate(found)]
@@ -44,7 +44,7 @@ def test_more_queues_than_pumps_are_shared_out_evenly() -> None:
 
 
 def test_what_is_only_set_aside_is_worth_a_pump_too_but_not_a_second() -> None:
-    assert pumps_of(plan([Depth("q", 0, set_aside=1_000_000)], pumps=10)) == {"q": 1}
+    assert pumps_of(plan([Depth("q", 0, deferred=1_000_000)], pumps=10)) == {"q": 1}
 
 
 def test_a_few_messages_do_not_get_a_second_pump() -> None:

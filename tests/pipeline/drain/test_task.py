@@ -11,14 +11,14 @@ from tests.pipeline.drain.backlogs import FIRST, QUEUES, Backlogs, figures
 from tests.syphon.bus import PATIENCE, connect, eventually, receive
 from tests.syphon.pumping import bodies, envelope, numbered
 
-from twinbus.broker import Fault, Kind
+from twinbus.emulator import Fault, FaultKind
 from twinbus.ledger import Stage
-from twinbus.ledger.reading import read_ledger
+from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
-from twinbus.pipeline.drain.planning import Assignment
-from twinbus.pipeline.drain.task import SCHEMA, facts_of
-from twinbus.syphon import facts
+from twinbus.spark.drain.drain_task import SCHEMA, facts_of
+from twinbus.spark.drain.slice_planning import Assignment
+from twinbus.syphon.settlement import facts
 
 ALONE = Assignment((FIRST,))
 
@@ -29,7 +29,7 @@ async def test_each_message_has_a_row_of_facts_and_none_has_its_body(pair: Backl
     batches = await asyncio.to_thread(lambda: list(facts_of(work, 0)))
     assert all(batch.schema == SCHEMA for batch in batches)
     rows = [one for one in figures(batches) if one.bytes]
-    assert sorted(one.outcome for one in rows) == sorted(20 * [facts.MOVED] + [facts.MALFORMED, facts.SET_ASIDE])
+    assert sorted(one.outcome for one in rows) == sorted(20 * [facts.MOVED] + [facts.MALFORMED, facts.DEFERRED])
     moved = [one for one in rows if one.outcome == facts.MOVED]
     assert {(one.queue, one.destination, one.messages) for one in moved} == {(FIRST, "orders", 1)}
     assert all(one.max_age_ms is not None and 0 <= one.max_age_ms < 60_000 for one in moved)
@@ -39,7 +39,7 @@ async def test_each_message_has_a_row_of_facts_and_none_has_its_body(pair: Backl
 async def test_a_destination_without_a_token_is_left_and_told_and_the_slice_ends_soon(pair: Backlogs) -> None:
     await pair.put([*numbered("orders", range(5)), *numbered("bills", range(3))])
     result = await pair.task(await pair.work(ALONE, known=["orders"]))
-    assert (result.moved, result.unknown, result.parked) == (5, {"bills"}, {"bills": 3})
+    assert (result.moved, result.unknown, result.deferred) == (5, {"bills"}, {"bills": 3})
     assert pair.queue("bills").activity.received == 0
     result = await pair.task(await pair.work(ALONE, known=["orders", "bills"]))
     assert (result.moved, result.unknown, result.is_finished) == (3, set(), True)
@@ -68,11 +68,11 @@ async def test_tokens_that_are_almost_over_are_not_begun_with(pair: Backlogs) ->
 async def test_an_extra_pump_leaves_what_is_set_aside_to_the_one_in_charge(pair: Backlogs) -> None:
     await pair.put([*numbered("later", range(3)), *numbered("orders", range(10))])
     known = ["orders", "later"]
-    assert (await pair.task(await pair.work(ALONE, known=known))).parked == {"later": 3}
+    assert (await pair.task(await pair.work(ALONE, known=known))).deferred == {"later": 3}
     await pair.create("later")
     await pair.put(numbered("orders", range(10, 20)))
     result = await pair.task(await pair.work(ALONE, Assignment((FIRST,), is_extra=True), known=known), 1)
-    assert (result.moved, result.is_finished, result.parked) == (10, True, {})
+    assert (result.moved, result.is_finished, result.deferred) == (10, True, {})
     assert pair.backlog.counters.deferred == 3
     assert (await pair.task(await pair.work(ALONE, known=known))).moved == 3
 
@@ -118,10 +118,10 @@ async def test_a_ledger_that_takes_no_rows_completes_nothing_and_says_so(
 
 async def test_a_primary_that_cannot_be_reached_is_told_not_raised(pair: Backlogs) -> None:
     await pair.put(numbered("orders", range(20)))
-    pair.primary.faults.add(Fault(Kind.REFUSE))
+    pair.primary.faults.add(Fault(FaultKind.REFUSE))
     result = await pair.task(await pair.work(ALONE))
     assert result.failure is not None
-    assert "cannot be connected" in result.failure
+    assert "cannot be reached" in result.failure
     assert pair.left == 20
 
 

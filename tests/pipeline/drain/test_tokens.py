@@ -10,9 +10,9 @@ from urllib.parse import unquote_plus
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential
 
-from twinbus.pipeline.drain.tokens import SECONDS, HandedTokens, NoTokenError, mint
+from twinbus.amqp.client.endpoint import Endpoint
+from twinbus.spark.drain.task_tokens import SECONDS, HandedTokens, NoTokenError, mint
 from twinbus.syphon.credentials import SasKey
-from twinbus.syphon.endpoint import Endpoint
 
 KEY = "c2VjcmV0LWtleS1vZi10aGUtbmFtZXNwYWNl"
 ENDPOINT = Endpoint("contoso.servicebus.windows.net")

@@ -1,26 +1,36 @@
-"""Stores of results for tests of reports: written as the pipeline writes them, in milliseconds and without Spark."""
+"""Result tables for tests of reports: written as the pipeline writes them, in milliseconds and without Spark."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from twinbus.ledger.reading import SetAside
+from tests.tables.result_files import ResultFiles
+
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
-from twinbus.ledger.schema import pa, pq
-from twinbus.pipeline.report.formats import DAY, HOUR, MINUTE, SECOND
-from twinbus.pipeline.results import DayResults, Results, Snapshot, new_run
-from twinbus.pipeline.summary import ANOMALIES
-from twinbus.pipeline.tables import ACTIVITY, LATENCY, USAGE, WAITS, Happening, bucket_of
-from twinbus.pipeline.verdict import WORDS
+from twinbus.report.render.formats import DAY, HOUR, MINUTE, SECOND
+from twinbus.tables.activity import ActivityKind
+from twinbus.tables.code_words import word_of
+from twinbus.tables.histogram import bucket_of
+from twinbus.tables.table_schemas import ACTIVITY, ANOMALIES, ARRIVALS, BACKLOG_TIME, LATENCY, USAGE, VERDICTS
+from twinbus.tables.verdict import WORDS
 
 START = int(datetime(2026, 11, 1, tzinfo=UTC).timestamp()) * SECOND
 PAIRING = "contoso"
-_SCHEMAS = {"usage": USAGE, "latency": LATENCY, "activity": ACTIVITY, "waits": WAITS}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TABLES = (USAGE, LATENCY, ACTIVITY, BACKLOG_TIME, VERDICTS, ARRIVALS, ANOMALIES)
+
+
+class LeftOut(NamedTuple):
+    """A file of the ledger whose rows are not in the tables."""
+
+    file: str
+    status: str
+    reason: str | None = None
+    day: date = date(2026, 11, 1)
 
 
 @dataclass
@@ -28,135 +38,179 @@ class Made:
     """What is to be in the results; `write` puts it there."""
 
     days: int = 7
-    usage: list[tuple[Any, ...]] = field(default_factory=list)
-    latency: list[tuple[Any, ...]] = field(default_factory=list)
-    activity: list[tuple[Any, ...]] = field(default_factory=list)
-    waits: list[tuple[Any, ...]] = field(default_factory=list)
-    summary: Mapping[str, Any] | None = None
-    anomalies: list[tuple[Any, ...]] = field(default_factory=list)
-    set_aside: Sequence[SetAside] = ()
-    dropped: int = 0
+    usage: list[dict[str, Any]] = field(default_factory=list)
+    latency: list[dict[str, Any]] = field(default_factory=list)
+    activity: list[dict[str, Any]] = field(default_factory=list)
+    backlog_time: list[dict[str, Any]] = field(default_factory=list)
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    arrivals: list[dict[str, Any]] = field(default_factory=list)
+    anomalies: list[dict[str, Any]] = field(default_factory=list)
+    is_reconciled: bool = False
+    left_out: Sequence[LeftOut] = ()
 
-    def traffic(self, entities: Iterable[str], operations: int = 1_000) -> Made:
-        """Sends to the primary and what follows them, each hour of each day."""
+    def traffic(self, entities: Iterable[str], operations: int = 1_000, days: Iterable[int] | None = None) -> Made:
+        """Sends to the primary and what follows them, each hour of each day, or of those days."""
         for entity in entities:
-            for hour in range(self.days * 24):
-                at = START + hour * HOUR
-                self._use(at, entity, OperationKind.SEND, Stage.DIRECT, operations)
-                self._use(at, entity, OperationKind.RECEIVE, Stage.PRIMARY_RECEIVE, operations)
-                self.latency.append(
-                    (at, entity, Stage.DIRECT, OperationKind.SEND, bucket_of(4_200), operations, 90_000)
-                )
+            for day in range(self.days) if days is None else days:
+                for hour in range(24):
+                    at = START + day * DAY + hour * HOUR
+                    self.use(at, entity, OperationKind.SEND, Stage.DIRECT, operations)
+                    self.use(at, entity, OperationKind.RECEIVE, Stage.PRIMARY_RECEIVE, operations)
+                    self.latency.append(
+                        {
+                            **_hour(at),
+                            "entity": entity,
+                            "stage": "direct",
+                            "operation": "send",
+                            "bucket": bucket_of(4_200),
+                            "count": operations,
+                            "max_us": 90_000,
+                        }
+                    )
         return self
 
     def drained(self, entities: Iterable[str], at: int, count: int) -> Made:
         """What a syphon records, of an outage that no sender tells of."""
         for entity in entities:
-            self._use(at, entity, OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, count)
-            self._use(at, entity, OperationKind.SEND, Stage.PRIMARY_SEND, count)
+            self.use(at, entity, OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, count)
+            self.use(at, entity, OperationKind.SEND, Stage.PRIMARY_SEND, count)
         return self
+
+    def dropped(self, count: int) -> Made:
+        """Rows that never got into the ledger."""
+        return self.use(START, "", OperationKind.DROPPED, Stage.LEDGER, count, rows=1, units=0)
+
+    def cancelled(self, requests: int) -> Made:
+        return self.use(START, "orders", OperationKind.CANCEL, Stage.DIRECT, requests)
 
     def outage(
         self, entities: Iterable[str], began: int, minutes: int, *, each: int = 10, is_back: bool = True, left: int = 0
     ) -> Made:
         """Some minutes without the primary, `each` messages a minute, and a drain of a few minutes."""
         for entity in entities:
-            self._happen(began, entity, Happening.FAILED_SEND, 3)
+            self._happen(began, entity, ActivityKind.FAILED_SEND, 3)
             for minute in range(minutes):
                 at = began + minute * MINUTE
-                self._happen(at + 2 * SECOND, entity, Happening.DIVERTED, each)
+                self._happen(at + 2 * SECOND, entity, ActivityKind.DIVERTED, each)
                 if minute:
-                    self._happen(at, entity, Happening.FAILED_PING, 1)
-                self._use(at // HOUR * HOUR, entity, OperationKind.SEND, Stage.BACKLOG_SEND, each)
+                    self._happen(at, entity, ActivityKind.FAILED_PING, 1)
+                self.use(at // HOUR * HOUR, entity, OperationKind.SEND, Stage.BACKLOG_SEND, each)
             if is_back:
                 self._drain(entity, began + minutes * MINUTE, minutes * each - left, minutes)
         return self
 
     def _drain(self, entity: str, back: int, count: int, minutes: int) -> None:
-        self._happen(back, entity, Happening.PING, 1)
-        self._happen(back + 5 * SECOND, entity, Happening.MOVED, count)
-        self._happen(back + 5 * SECOND, entity, Happening.COMPLETED, count)
-        self._use(back // HOUR * HOUR, entity, OperationKind.COMPLETE, Stage.BACKLOG_RECEIVE, count)
+        self._happen(back, entity, ActivityKind.PING, 1)
+        self._happen(back + 5 * SECOND, entity, ActivityKind.MOVED, count)
+        self._happen(back + 5 * SECOND, entity, ActivityKind.COMPLETED, count)
+        self.use(back // HOUR * HOUR, entity, OperationKind.COMPLETE, Stage.BACKLOG_RECEIVE, count)
+        row = {"entity": entity, "state": "moved", "bucket": bucket_of(minutes * MINUTE // 2), "count": count}
         hour = (back - minutes * MINUTE) // HOUR * HOUR
-        self.waits.append((hour, entity, bucket_of(minutes * MINUTE // 2), count, minutes * MINUTE))
+        self.backlog_time.append({**_hour(hour), **row, "max_us": minutes * MINUTE})
 
-    def _happen(self, at: int, entity: str, kind: Happening, count: int) -> None:
-        self.activity.append((at // MINUTE * MINUTE, PAIRING, entity, kind, count, at, at))
-
-    def _use(self, at: int, entity: str, kind: OperationKind, stage: Stage, count: int) -> None:
-        role = NamespaceRole.SECONDARY if stage.name.startswith("BACKLOG") else NamespaceRole.PRIMARY
-        self.usage.append(
-            (at, PAIRING, "client-1", role, entity, kind, stage, Outcome.DONE, count, count, count, 900 * count, 0)
+    def _happen(self, at: int, entity: str, kind: ActivityKind, count: int) -> None:
+        self.activity.append(
+            {
+                "day": moment(at).date(),
+                "minute": moment(at // MINUTE * MINUTE),
+                "pairing": PAIRING,
+                "entity": entity,
+                "kind": kind.value,
+                "count": count,
+                "first_time": moment(at),
+                "last_time": moment(at),
+            }
         )
+
+    def use(
+        self,
+        at: int,
+        entity: str,
+        kind: OperationKind,
+        stage: Stage,
+        count: int,
+        *,
+        rows: int | None = None,
+        units: int | None = None,
+    ) -> Made:
+        """A row of `usage` that covers its whole hour."""
+        role = NamespaceRole.SECONDARY if stage.name.startswith("BACKLOG") else NamespaceRole.PRIMARY
+        words = {"namespace": role, "operation": kind, "stage": stage, "outcome": Outcome.DONE}
+        hour = at // HOUR * HOUR
+        self.usage.append(
+            {
+                **_hour(hour),
+                "pairing": PAIRING,
+                "client": "client-1",
+                "entity": entity,
+                **{name: word_of(code) for name, code in words.items()},
+                "rows": count if rows is None else rows,
+                "count": count,
+                "units": count if units is None else units,
+                "bytes": 900 * count,
+                "transferred": 0,
+                "first_time": moment(hour),
+                "last_time": moment(hour + HOUR - 1),
+            }
+        )
+        return self
 
     def judged(self, entities: Iterable[str], evidence: str = "receivers", **words: int) -> Made:
         """A reconciliation: the words are those of the first entity, the others have none but attempted and ok."""
-        every = []
+        self.is_reconciled = True
         for number, entity in enumerate(entities):
             counts = {"attempted": 1_000, "acknowledged": 1_000, "ok": 1_000, **(words if number == 0 else {})}
-            every.append({"entity": entity, **{word: counts.get(word, 0) for word in WORDS}, "evidence": evidence})
-        sums = {word: sum(one[word] for one in every) for word in WORDS}
-        valid = not sums["lost"] and not sums["unexpected"]
-        self.summary = {
-            **sums, "entities": every, "dropped_rows": 0, "set_aside": 0, "notes": [], "valid": valid
-        }  # fmt: skip
+            self.verdict(entity, evidence, **counts)
+        return self
+
+    def verdict(self, entity: str, evidence: str = "receivers", day: int = 0, **words: int) -> Made:
+        """A row of `verdicts`."""
+        self.is_reconciled = True
+        counts = {word: words.get(word, 0) for word in (*WORDS, "before_receivers")}
+        day_of = moment(START + day * DAY).date()
+        self.verdicts.append({"day": day_of, "destination": entity, "evidence": evidence, **counts})
+        return self
+
+    def arrived(self, topic: str, subscription: str, messages: int, day: int = 0) -> Made:
+        day_of = moment(START + day * DAY).date()
+        row = {"day": day_of, "destination": topic, "subscription": subscription, "messages": messages}
+        self.arrivals.append(row)
         return self
 
     def anomaly(self, word: str, message_id: str, destination: str, at: int = START) -> Made:
-        self.anomalies.append((word, destination, message_id, at, at + SECOND, 1, 0, 0, "receivers"))
+        self.anomalies.append(
+            {
+                "day": moment(at).date(),
+                "word": word,
+                "destination": destination,
+                "message_id": message_id,
+                "first_time": moment(at),
+                "last_time": moment(at + SECOND),
+                "sends": 1,
+                "moves": 0,
+                "arrivals": 0,
+                "evidence": "receivers",
+            }
+        )
         return self
 
-    def write(self, folder: Path) -> Results:
-        """Publish it as a snapshot."""
-        results = Results.open(folder)
-        run = new_run(datetime.fromtimestamp((START + self.days * DAY) / SECOND, UTC))
-        tables = {name: (getattr(self, name), schema) for name, schema in _SCHEMAS.items()}
-        days = {}
-        for number in range(self.days):
-            since = START + number * DAY
-            name = datetime.fromtimestamp(since / SECOND, UTC).date().isoformat()
-            paths = {}
-            for rollup, (rows, schema) in tables.items():
-                mine = [row for row in rows if since <= row[0] < since + DAY]
-                if mine:
-                    paths[rollup] = [f"rollups/{run}/{rollup}/day={name}/part-0.parquet"]
-                    results.write_bytes(paths[rollup][0], parquet(mine, schema))
-            rows_of_day = sum(row[8] for row in self.usage if since <= row[0] < since + DAY)
-            days[name] = DayResults(
-                rollups=paths,
-                inventory=f"rollups/{run}/inventory-{name}.json",
-                files=1,
-                bytes=1,
-                rows_in_files=rows_of_day,
-                rows=rows_of_day,
-                dropped=self.dropped if number == 0 else 0,
-                first_us=since if rows_of_day else None,
-                last_us=since + DAY - 1 if rows_of_day else None,
-            )
-        reconciliation = None
-        if self.summary is not None:
-            path = f"reconciliation/{run}/anomalies/part-0.parquet"
-            results.write_bytes(path, parquet(self.anomalies, ANOMALIES))
-            reconciliation = {"version": 1, "summary": self.summary, "anomalies": [path]}
-        snapshot = Snapshot(
-            run=run,
-            versions={"twinbus": "0.1.0", "spark": "4.3.0"},
-            days=days,
-            set_aside=self.set_aside,
-            reconciliation=reconciliation,
-        )
-        results.publish(snapshot, after=results.highest())
-        return results
+    def write(self, folder: Path | str) -> ResultFiles:
+        """Write all of it as one generation."""
+        files = ResultFiles(folder)
+        for table in _TABLES:
+            files.write(table, getattr(self, table.name))
+        rows: dict[date, int] = {}
+        for row in self.usage:
+            rows[row["day"]] = rows.get(row["day"], 0) + row["rows"]
+        read = [{"day": day, "file": "a.parquet", "status": "read", "rows": count} for day, count in rows.items()]
+        files.inputs([*read, *({**one._asdict(), "rows": 0} for one in self.left_out)])
+        files.generation(reconciled=self.is_reconciled, started=moment(START + self.days * DAY))
+        return files
 
 
-def parquet(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> bytes:
-    """A file of these rows."""
-    columns = list(zip(*rows, strict=True)) or [() for _ in schema]
-    arrays = [pa.array(list(map(_plain, column)), field.type) for column, field in zip(columns, schema, strict=True)]
-    data = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), data)
-    return data.getvalue()
+def moment(us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=us)
 
 
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, int) else value
+def _hour(at: int) -> dict[str, Any]:
+    return {"day": moment(at).date(), "hour": moment(at // HOUR * HOUR)}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pipeline.report import plots
-from twinbus.pipeline.report.axes import LogAxis, TimeAxis, count_ticks, padded
-from twinbus.pipeline.report.formats import DAY, HOUR, MINUTE, SECOND
+from twinbus.report.render import plots
+from twinbus.report.render.axes import LogAxis, TimeAxis, count_ticks, padded
+from twinbus.report.render.formats import DAY, HOUR, MINUTE, SECOND
 
 START = int(datetime(2026, 11, 1, tzinfo=UTC).timestamp()) * SECOND
 

@@ -16,7 +16,7 @@ from scripts.chromium import find
 from tests.pipeline.report.made import START, Made
 from tests.pipeline.report.test_html import HOSTILE, full, page_of
 
-from twinbus.pipeline.report.formats import DAY, HOUR
+from twinbus.report.render.formats import DAY, HOUR
 
 CHROMIUM = find()
 pytestmark = [

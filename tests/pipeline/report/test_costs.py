@@ -8,16 +8,16 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
 import pytest
-from tests.pipeline.report.made import parquet
+from tests.tables.result_files import table_of
 
-from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
-from twinbus.ledger.schema import pa, pq
-from twinbus.pipeline.billing import Contract, Line, bill
-from twinbus.pipeline.prices import load_prices
-from twinbus.pipeline.report.costs import Cost, summed_cost, views_of
-from twinbus.pipeline.report.formats import HOUR, SECOND
-from twinbus.pipeline.tables import USAGE
-from twinbus.pipeline.usage import PAIRING_STAGES, Usage
+from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
+from twinbus.ledger.schema import pa
+from twinbus.report.cost.billing import Contract, Line, bill
+from twinbus.report.cost.period_costs import Cost, summed_cost, views_of
+from twinbus.report.cost.prices import load_prices
+from twinbus.tables.billed_units import PAIRING_STAGES, Usage
+from twinbus.tables.code_words import word_of
+from twinbus.tables.table_schemas import USAGE
 
 SINCE, UNTIL = datetime(2026, 10, 20, tzinfo=UTC), datetime(2026, 12, 5, 7, tzinfo=UTC)
 BOOK = load_prices()
@@ -37,16 +37,16 @@ def traffic(most: int) -> list[Usage]:
 
 
 def rollup(usage: list[Usage]) -> pa.Table:
-    """The usage as rows of the rollup, in one hour of each day."""
+    """The usage as rows of the table."""
     rows = []
     for one in usage:
-        midnight = int(datetime(one.day.year, one.day.month, one.day.day, tzinfo=UTC).timestamp()) * SECOND
         kind = OperationKind.SEND if one.stage is Stage.DIRECT else OperationKind.COMPLETE
-        what = (midnight + 6 * HOUR, "contoso", "client", one.namespace, one.entity, kind, one.stage)
+        codes = {"namespace": one.namespace, "operation": kind, "stage": one.stage}
+        row = {"day": one.day, "entity": one.entity, **{name: word_of(code) for name, code in codes.items()}}
+        rows.append({**row, "outcome": "unknown", "units": one.unanswered, "transferred": 0})
         answered = one.operations - one.unanswered
-        rows.append((*what, Outcome.UNKNOWN, 1, 1, one.unanswered, 9, 0))
-        rows.append((*what, Outcome.DONE, 1, 1, answered, 9, one.transferred))
-    return pq.read_table(pa.BufferReader(parquet(rows, USAGE)))
+        rows.append({**row, "outcome": "done", "units": answered, "transferred": one.transferred})
+    return table_of(USAGE, rows)
 
 
 def priced(usage: list[Usage], contract: Contract | None = None, **subscriptions: int) -> Cost:

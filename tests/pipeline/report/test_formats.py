@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from twinbus.pipeline.report import formats
+from twinbus.report.render import formats
 
 SPACE = "\N{NO-BREAK SPACE}"
 NOON = 1_793_707_509_000_000  # 2026-11-03 12:05:09 UTC

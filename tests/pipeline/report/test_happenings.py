@@ -7,9 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pipeline.outages import Outage
-from twinbus.pipeline.report.formats import DAY, HOUR, MINUTE, SECOND
-from twinbus.pipeline.report.happenings import (
+from twinbus.report.incidents import (
     STEP_US,
     Backlog,
     Depth,
@@ -22,7 +20,9 @@ from twinbus.pipeline.report.happenings import (
     states_over_time,
     timelines_of,
 )
-from twinbus.pipeline.report.stories import incident_story
+from twinbus.report.outages import Outage
+from twinbus.report.render.formats import DAY, HOUR, MINUTE, SECOND
+from twinbus.report.stories import incident_story
 
 NOON = 20_000 * DAY + 12 * HOUR
 

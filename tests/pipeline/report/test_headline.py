@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from twinbus.pipeline.report.headline import MEANINGS, Tone, headline_of
-from twinbus.pipeline.verdict import WORDS
+from twinbus.report.headline import MEANINGS, Tone, headline_of
+from twinbus.tables.verdict import WORDS
 
 
 def summary(evidence: str = "receivers", **words: int) -> dict[str, Any]:
@@ -32,30 +32,51 @@ def test_every_word_of_the_reconciliation_has_a_meaning() -> None:
     ],
 )
 def test_the_worst_is_said_first(words: dict[str, int], sentence: str, tone: Tone) -> None:
-    found = headline_of(summary(attempted=2_000, **words), dropped_rows=0, set_aside=0, rows=9)
+    found = headline_of(summary(attempted=2_000, **words), dropped_rows=0, left_out={}, rows=9)
     assert (found.sentence, found.tone) == (sentence, tone)
 
 
 def test_what_the_sentence_leaves_out_is_said_below_it() -> None:
     words = {"lost": 1, "unexpected": 2, "in_flight": 3, "dead_lettered": 4, "duplicated": 5, "recovered": 6}
-    found = headline_of(summary(attempted=50, **words), dropped_rows=7, set_aside=8, rows=9)
-    assert [text.split()[0] for text in found.details] == ["2", "3", "4", "5", "6", "7", "8"]
+    found = headline_of(summary(attempted=50, **words), dropped_rows=7, left_out={"clock": 8, "late": 9}, rows=9)
+    assert [text.split()[0] for text in found.details] == ["2", "3", "4", "5", "6", "7", "8", "9"]
 
 
 def test_without_receivers_nobody_says_that_a_message_was_read() -> None:
-    found = headline_of(summary("namespace", attempted=5), dropped_rows=0, set_aside=0, rows=9)
+    found = headline_of(summary("namespace", attempted=5), dropped_rows=0, left_out={}, rows=9)
     assert found.sentence == "Everything reached the primary."
 
 
-@pytest.mark.parametrize("gaps", [{"dropped_rows": 3, "set_aside": 0}, {"dropped_rows": 0, "set_aside": 1}])
-def test_gaps_of_the_ledger_make_a_good_answer_a_careful_one(gaps: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "gaps",
+    [
+        {"dropped_rows": 3, "left_out": {}},
+        {"dropped_rows": 0, "left_out": {"late": 1}},
+        {"dropped_rows": 0, "left_out": {"clock": 1}},
+        {"dropped_rows": 0, "left_out": {"status of a later release": 1}},
+    ],
+)
+def test_gaps_of_the_ledger_make_a_good_answer_a_careful_one(gaps: dict[str, Any]) -> None:
     found = headline_of(summary(attempted=5), rows=9, **gaps)
     assert found.sentence == "Nothing is seen to be missing, but the ledger has gaps."
     assert found.tone is Tone.CARE
 
 
 def test_nothing_to_tell_is_no_good_news() -> None:
-    assert headline_of(None, dropped_rows=0, set_aside=0, rows=0).sentence == "The ledger is empty."
-    assert headline_of(summary(), dropped_rows=0, set_aside=0, rows=9).sentence == "No messages were sent."
-    found = headline_of(None, dropped_rows=0, set_aside=0, rows=9)
+    assert headline_of(None, dropped_rows=0, left_out={}, rows=0).sentence == "The ledger is empty."
+    assert headline_of(summary(), dropped_rows=0, left_out={}, rows=9).sentence == "No messages were sent."
+    found = headline_of(None, dropped_rows=0, left_out={}, rows=9)
     assert (found.word, found.tone) == ("not_reconciled", Tone.NEUTRAL)
+
+
+@pytest.mark.parametrize("words", [{}, {"lost": 2}, {"in_flight": 1}])
+def test_with_a_file_that_could_not_be_read_the_answer_is_unknown(words: dict[str, int]) -> None:
+    found = headline_of(summary(attempted=5, **words), dropped_rows=0, left_out={"unreadable": 1}, rows=9)
+    assert found.sentence == "Whether everything arrived is unknown: 1 file of the ledger could not be read."
+    assert (found.word, found.tone) == ("unknown", Tone.BAD)
+    assert [text.split()[0] for text in found.details] == [str(count) for count in words.values()]
+
+
+def test_a_ledger_without_a_readable_file_is_not_empty() -> None:
+    found = headline_of(None, dropped_rows=0, left_out={"unreadable": 2}, rows=0)
+    assert found.sentence == "Whether everything arrived is unknown: 2 files of the ledger could not be read."

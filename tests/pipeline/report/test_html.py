@@ -8,14 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.pipeline.report.made import START, Made
+from tests.pipeline.report.made import START, LeftOut, Made
 from tests.pipeline.report.page import Element, parse
 
-from twinbus.ledger.reading import SetAside
-from twinbus.pipeline.prices import load_prices
-from twinbus.pipeline.report.assemble import Wishes, assemble, open_results
-from twinbus.pipeline.report.formats import DAY, HOUR, MINUTE
-from twinbus.pipeline.report.html import render
+from twinbus.report.assemble import Wishes, assemble, open_results
+from twinbus.report.cost.prices import load_prices
+from twinbus.report.render.formats import DAY, HOUR, MINUTE
+from twinbus.report.render.html import render
 
 NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
 HOSTILE = [
@@ -39,7 +38,7 @@ def page_of(made: Made, folder: Path) -> tuple[str, Element]:
 
 def full() -> Made:
     """A week with two outages, something lost and something wrong with the ledger."""
-    made = Made(set_aside=[SetAside("day=2026-11-01/odd.parquet", "not Parquet")], dropped=7).traffic(NAMES)
+    made = Made(left_out=[LeftOut("odd.parquet", "late", "its day has expired")]).traffic(NAMES).dropped(7)
     made.outage(NAMES, START + DAY, 30).outage(NAMES[:1], START + 3 * DAY + HOUR, 10, each=500)
     return made.judged(NAMES, lost=2, duplicated=1).anomaly("lost", "id-1", "orders").anomaly("lost", "id-2", "orders")
 
@@ -93,7 +92,8 @@ def test_the_period_and_its_time_zone_are_said(page: Element) -> None:
 def test_what_is_wrong_with_the_ledger_is_said(page: Element) -> None:
     assert "7 rows never got into the ledger" in page.text
     assert "day=2026-11-01/odd.parquet" in page.text
-    assert "not Parquet" in page.text
+    assert "its day has expired" in page.text
+    assert "1 file of the ledger came after its day had expired" in page.text
 
 
 def test_the_page_tells_an_incident_as_a_story(page: Element) -> None:
@@ -143,11 +143,12 @@ def test_nothing_is_loaded_and_nothing_can_run(tmp_path: Path) -> None:
 
 
 def test_hostile_names_are_text_and_nothing_else(tmp_path: Path) -> None:
-    made = Made(set_aside=[SetAside(HOSTILE[0], HOSTILE[1])]).traffic(HOSTILE).outage(HOSTILE, START + DAY, 20)
+    made = Made(left_out=[LeftOut(HOSTILE[0], "late", HOSTILE[1])]).traffic(HOSTILE).outage(HOSTILE, START + DAY, 20)
     made.judged(HOSTILE, lost=len(HOSTILE))
     for name in HOSTILE:
         made.anomaly("lost", name, name)
-    made.summary = {**(made.summary or {}), "notes": HOSTILE}
+    for name in HOSTILE:
+        made.arrived(HOSTILE[0], name, 5).verdict(name, "namespace", before_receivers=1)  # names in notes
     html, page = page_of(made, tmp_path)
     assert loads(html, page) == []
     assert len(page.every("style")) == len(page.every("head")[0].every("title")) == 1

@@ -9,10 +9,10 @@ from rich.console import Console
 from tests.pipeline.report.made import START, Made
 from tests.pipeline.report.test_html import HOSTILE, NAMES, NOW, full
 
-from twinbus.pipeline.prices import load_prices
-from twinbus.pipeline.report.assemble import Wishes, assemble, open_results
-from twinbus.pipeline.report.formats import DAY, HOUR
-from twinbus.pipeline.report.terminal import show
+from twinbus.report.assemble import Wishes, assemble, open_results
+from twinbus.report.cost.prices import load_prices
+from twinbus.report.render.formats import DAY, HOUR
+from twinbus.report.render.terminal import show
 
 
 def lines_of(made: Made, folder: Path, width: int = 100) -> list[str]:

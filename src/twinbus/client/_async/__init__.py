@@ -1,3 +1,3 @@
-"""The asynchronous client. The synchronous one is generated from it."""
+"""Asynchronous source of the client; its synchronous twin in `_sync` is generated."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the runtime of a client runs: here, on the event loop of the application. Its counterpart has a thread."""
+"""Runs the runtime of a client on the application's event loop. The version for threads has its own thread."""
 
 # unasync: by hand
 
@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.namespace import Namespace
 from twinbus.pairing.sending._async.synchronization import LoopBinding
 
 from ..runtime import Runtime
@@ -28,13 +28,13 @@ class Host:
         self.loop = LoopBinding()
 
     def begin(self) -> None:
-        """Start the runtime, if that has not been done, without waiting; a failure is handed to `on_failure`."""
+        """Start the runtime in the background, unless started; a failure is passed to `on_failure`."""
         if self._starting is not None or self._is_closed:
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return  # not yet: whoever sends will have one
+            return  # not yet: a sender will run on a loop
         self.loop.check()
         self._starting = loop.create_task(self._runtime.start())
         self._starting.add_done_callback(self._started)
@@ -51,19 +51,19 @@ class Host:
             await asyncio.shield(self._starting)
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await something where the runtime runs."""
+        """Await a coroutine where the runtime runs."""
         return await work
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Call something where the runtime runs."""
+        """Call a function where the runtime runs."""
         return function()
 
     def arguments(self, namespace: Namespace) -> dict[str, Any]:
-        """What a client of the SDK is made with."""
+        """Return the arguments for a client of the SDK."""
         return namespace.async_arguments()
 
     async def close(self) -> None:
-        """End the runtime, also if it has not quite started."""
+        """Close the runtime, even one that is still starting."""
         self._is_closed = True
         if self._starting is not None:
             self._starting.cancel()

@@ -1,4 +1,4 @@
-"""The SDK's client for one of the two namespaces, which tells when it has ended."""
+"""The SDK's client for one of the two namespaces; it reports its close or fault."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from azure.core.async_paging import AsyncItemPaged
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
 from twinbus.ledger.recorder import NamespaceRole
-from twinbus.pairing.errors import PairedClientFaultedError
+from twinbus.pairing.pairing_errors import PairedClientFaultedError
 from twinbus.pairing.sdk.version import check_method
 
 from ..partnership import Partnership
 
 
 class PartnerClient(ServiceBusClient):
-    """An ordinary client of the SDK, except that it cannot be used again after `close` or `fault`.
+    """A client of the SDK that cannot be used again after `close` or `fault`.
 
-    What it makes are the SDK's own senders and receivers, which know nothing of the pairing.
+    Its senders and receivers are the SDK's own, which know nothing of the pairing.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class PartnerClient(ServiceBusClient):
         self._partnership = partnership
         self._on_end = on_end
         self._on_both_closed = on_both_closed
-        #: For paired senders: whether to try again is decided there, not by the SDK.
+        #: For paired senders, which decide about retries themselves.
         self.for_senders = _SendingClient(role, partnership, {**arguments, "retry_total": 0})
 
     async def close(self) -> None:
-        """Close all senders and receivers of this namespace; with the second client, the paired client, too.
+        """Close all senders and receivers of this namespace; closing both clients closes the paired client, too.
 
-        In a forked child it leaves the parent's alone.
+        In a forked child the parent's stay open.
         """
         if self._partnership.is_forked:
             return
@@ -53,11 +53,9 @@ class PartnerClient(ServiceBusClient):
                 await self._on_both_closed()
 
     def fault(self, reason: str, cause: BaseException | None = None) -> None:
-        """Give it up for good: every later call raises `PairedClientFaultedError`. It should still be closed."""
+        """Fault the client: every later call raises `PairedClientFaultedError`. Close it all the same."""
         if self._partnership.faulted(self.role, PairedClientFaultedError(reason, cause)):
             self._on_end(self.role)
-
-    # ---- nothing new after the end ----
 
     def get_queue_sender(self, *args: Any, **options: Any) -> ServiceBusSender:
         self._partnership.check(self.role)
@@ -87,7 +85,7 @@ class PartnerClient(ServiceBusClient):
 
 
 class _SendingClient(ServiceBusClient):
-    """Makes the senders that paired senders work with."""
+    """Makes the SDK senders that paired senders use."""
 
     def __init__(self, role: NamespaceRole, partnership: Partnership, arguments: dict[str, Any]) -> None:
         super().__init__(**arguments)

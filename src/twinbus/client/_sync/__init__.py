@@ -1,4 +1,4 @@
 # Generated from client/_async/__init__.py by `make generate`: change it there.
-"""The synchronous client. The synchronous one is generated from it."""
+"""Asynchronous source of the client; its synchronous twin in `_sync` is generated."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # Generated from client/_async/client.py by `make generate`: change it there.
-"""The paired client: senders that outlive the primary, receivers of the primary, and control over both."""
+"""The paired client: senders that survive an outage of the primary, receivers, and control."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from azure.servicebus import (
 
 from twinbus.ledger.recorder import NamespaceRole, Recorder
 from twinbus.pairing import metrics
-from twinbus.pairing.backlog import ListedQueue
-from twinbus.pairing.checks import check_path, check_timeout, check_type
-from twinbus.pairing.core import Pairing
+from twinbus.pairing.argument_checks import check_path, check_timeout, check_type
+from twinbus.pairing.backlog.provisioning import ListedQueue
 from twinbus.pairing.events import Event
-from twinbus.pairing.namespaces import NamespaceLike
+from twinbus.pairing.namespace import NamespaceLike
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pairing_state import Pairing
 from twinbus.pairing.sdk.subclass import guarded
 from twinbus.pairing.sending._sync.sender import PairedSender
 from twinbus.pairing.sending._sync.synchronization import in_parallel
-from twinbus.pairing.sending.budget import Retries
+from twinbus.pairing.sending.call_budget import Retries
 
-from ..arguments import Credential, check_connection_string, check_names, read_arguments
-from ..checking import check_pair
+from ..client_arguments import Credential, check_connection_string, check_names, read_arguments
+from ..pair_check import check_pair
+from ..pairing_status import PairingStatus, status_of
 from ..partnership import SIDES, Partnership
-from ..receipts import new_client_name
+from ..receive_records import new_client_name
 from ..runtime import Runtime
-from ..status import PairingStatus, status_of
 from .hosting import Host
 from .partner import PartnerClient
 from .receiver import PairedReceiver
+from .session_pages import explained_sessions
 
-#: Seconds that `close` takes at most, and how many of them are left for the SDK's clients.
+#: Maximum seconds of `close`, and the part of them reserved for the SDK's clients.
 CLOSING, CLIENTS_CLOSING = 5.0, 1.0
 
 
@@ -50,21 +51,21 @@ class PairedServiceBusClient(ServiceBusClient):
     """Makes senders and receivers like the SDK's `ServiceBusClient`; its senders go on while the primary is down.
 
     Each namespace is given as (fully_qualified_namespace, credential), as a connection string, or as a `Namespace`,
-    which can have options of its own. In place of `primary`, host and credential can be given as to the SDK's client;
-    a `secondary` that is a host then shares the credential. Without `secondary` it comes from the environment:
-    `TWINBUS_SECONDARY` is its connection string, `TWINBUS_SECONDARY_NAMESPACE` its host where the primary was given
-    with a credential.
+    which can have its own options. Instead of `primary`, host and credential can be given as for the SDK's client; a
+    `secondary` that is a host then shares the credential. Without `secondary` it comes from the environment:
+    `TWINBUS_SECONDARY` is its connection string, `TWINBUS_SECONDARY_NAMESPACE` its host if the primary was given with a
+    credential.
 
-    `client_options` are those of the SDK's client and hold for both namespaces, except `custom_endpoint_address`, which
-    is the primary's. The `retry_*` options hold for receivers as with the SDK; for senders they say how often and when
-    a busy namespace is tried again, for all else is diverted. `name` and `client` are how the ledger calls the pairing
-    and this client of it; `recorder` is told of all that is billed.
+    `client_options` are those of the SDK's client and apply to both namespaces, except `custom_endpoint_address`, which
+    is the primary's. The `retry_*` options apply to receivers as with the SDK; for senders they say how often and when
+    a busy namespace is retried, because all other failures are diverted or raised. `name` and `client` are the names of
+    the pairing and of this client in the ledger; `recorder` gets every billed operation.
 
-    Enter it as a context, or call `start`, to have the backlog ready before the first send; otherwise that is done
-    in the background when the first sender is made.
+    Use it as a context manager, or call `start`, to have the backlog ready before the first send; otherwise that
+    happens in the background when the first sender is made.
 
     Raises:
-        ValueError: an option or a part of a connection string is missing or out of its bounds, or there is no
+        ValueError: an option or a part of a connection string is missing or out of bounds, or there is no
             secondary.
         TypeError: an argument is missing, of the wrong type or given twice.
     """
@@ -102,19 +103,19 @@ class PairedServiceBusClient(ServiceBusClient):
         recorder: Recorder | None = None,
         **named: Any,
     ) -> None:
-        # Not `super().__init__`: everything of the SDK is done by the two partner clients.
+        # Not `super().__init__`: the two partner clients do everything of the SDK.
         check_names(name, client, recorder)
-        given = read_arguments(positional, named)
-        self._namespaces = given.primary, given.secondary
+        arguments = read_arguments(positional, named)
+        self._namespaces = arguments.primary, arguments.secondary
         retries = [Retries.of(namespace.client_options) for namespace in self._namespaces]
-        primary_name = check_pair(*self._namespaces, given.options)
+        primary_name = check_pair(*self._namespaces, arguments.options)
         self._new_pairing = partial(
             Pairing,
-            given.options,
+            arguments.options,
             primary_name,
             name=name,
             client=client or new_client_name(),
-            address=given.primary.fully_qualified_namespace,
+            address=arguments.primary.fully_qualified_namespace,
             recorder=recorder,
             primary_retries=retries[0],
             backlog_retries=retries[1],
@@ -128,7 +129,7 @@ class PairedServiceBusClient(ServiceBusClient):
         self._partnership = Partnership()
         self._runtime = Runtime(self._pairing, *self._namespaces, self._partnership)
         self._host = Host(self._runtime, self._failed_to_start)
-        # The first thing that has to be done by the clock starts the background, if nobody else has.
+        # The first timed task starts the background, if nothing else has.
         self._pairing.wake = self._host.begin
         ended = self._partner_ended, self._both_closed
         self._primary, self._secondary = (
@@ -149,12 +150,12 @@ class PairedServiceBusClient(ServiceBusClient):
         options: SendAvailabilityOptions | None = None,
         **more: Any,
     ) -> Self:
-        """A client from the connection string of the primary, as the SDK makes one; `more` as for the class.
+        """Return a client from the primary's connection string, as with the SDK; `more` as for the class.
 
         Without `secondary` its connection string is taken from the environment variable `TWINBUS_SECONDARY`.
 
         Raises:
-            ValueError: an option or a part of a connection string is missing or out of its bounds, or there is no
+            ValueError: an option or a part of a connection string is missing or out of bounds, or there is no
                 secondary.
             TypeError: an argument is of the wrong type or given twice.
         """
@@ -165,25 +166,23 @@ class PairedServiceBusClient(ServiceBusClient):
     def from_connection_strings(
         cls, primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **more: Any
     ) -> Self:
-        """A client from the connection strings of the two namespaces; `more` are the arguments of the class.
+        """Return a client from the connection strings of the two namespaces; `more` are arguments of the class.
 
         Raises:
-            ValueError: an option or a part of a connection string is missing or out of its bounds.
+            ValueError: an option or a part of a connection string is missing or out of bounds.
         """
         return cls(primary, secondary, options, **more)
 
-    # ---- beginning and end ----
-
     def start(self) -> None:
-        """Create the backlog queues that are missing, check the others, and act by the clock from now on.
+        """Create missing backlog queues, check the others, and start the background work.
 
-        Neither namespace has to be up, and the secondary may refuse: what is wrong is an event, shows in `status`, and
-        is tried again in the background.
+        Neither namespace has to be up, and the secondary may refuse: problems are published as events, show in
+        `status`, and are retried in the background.
 
         Raises, with the option `strict` only:
             BacklogConfigurationError: a backlog queue would lose or refuse messages.
-            NamespacesSwappedError: primary and secondary seem to be exchanged.
-            BacklogNotReadyError: a namespace could not be asked, or refused.
+            NamespacesSwappedError: primary and secondary look swapped.
+            BacklogNotReadyError: a namespace did not answer, or refused.
         """
         self._check_open()
         self._host.loop.check()
@@ -191,7 +190,7 @@ class PairedServiceBusClient(ServiceBusClient):
 
     def __enter__(self) -> Self:
         if self._is_closed and self._pairing.fault is None:
-            # As with the SDK's client, a context can be entered again. Who listens to events goes on doing so.
+            # As with the SDK's client, a context can be entered again. Event callbacks stay subscribed.
             pairing = self._new_pairing()
             pairing.events = self._pairing.events
             pairing.foreign.adopt_callbacks(self._pairing.foreign)
@@ -207,10 +206,10 @@ class PairedServiceBusClient(ServiceBusClient):
         self.close()
 
     def close(self) -> None:
-        """Close the senders, end pings and pumps, and close both clients of the SDK with their receivers.
+        """Close the senders, stop pings and pumps, and close both SDK clients with their receivers.
 
-        It takes 5 seconds at most. What is not closed by then, because a credential or the network hangs, is given up.
-        In a forked child it leaves the connections of the parent alone.
+        It takes at most 5 seconds. What is not closed by then, because a credential or the network hangs, is abandoned.
+        In a forked child the parent's connections stay open.
         """
         if self._pairing.is_forked:
             self._is_closed = True
@@ -224,8 +223,6 @@ class PairedServiceBusClient(ServiceBusClient):
         self._pairing.foreign.close()
         self._end_metrics()
 
-    # ---- senders ----
-
     def get_queue_sender(
         self,
         queue_name: str,
@@ -234,7 +231,7 @@ class PairedServiceBusClient(ServiceBusClient):
         socket_timeout: float | None = None,
         **kwargs: Any,
     ) -> PairedSender:
-        """A sender for a queue. It opens when it is first used."""
+        """Return a sender for a queue. It opens on first use."""
         check_path("queue_name", queue_name)
         return self._sender(queue_name, client_identifier, socket_timeout, kwargs)
 
@@ -246,7 +243,7 @@ class PairedServiceBusClient(ServiceBusClient):
         socket_timeout: float | None = None,
         **kwargs: Any,
     ) -> PairedSender:
-        """A sender for a topic. It opens when it is first used."""
+        """Return a sender for a topic. It opens on first use."""
         check_path("topic_name", topic_name)
         return self._sender(topic_name, client_identifier, socket_timeout, kwargs)
 
@@ -268,12 +265,10 @@ class PairedServiceBusClient(ServiceBusClient):
             socket_timeout=socket_timeout,
             **more,
         )
-        self._senders -= {one for one in self._senders.copy() if one.is_closed}
+        self._senders -= {sender for sender in self._senders.copy() if sender.is_closed}
         self._senders.add(sender)
         self._host.begin()
         return sender
-
-    # ---- receivers ----
 
     def get_queue_receiver(
         self,
@@ -289,7 +284,7 @@ class PairedServiceBusClient(ServiceBusClient):
         prefetch_count: int = 0,
         **kwargs: Any,
     ) -> PairedReceiver:
-        """A receiver of a queue of the primary: the SDK's, except that it never shows a ping."""
+        """Return a receiver of a queue of the primary: the SDK's, except that it never shows a ping."""
         self._check_open()
         check_path("queue_name", queue_name)
         receiver = self._primary.get_queue_receiver(
@@ -321,7 +316,7 @@ class PairedServiceBusClient(ServiceBusClient):
         prefetch_count: int = 0,
         **kwargs: Any,
     ) -> PairedReceiver:
-        """A receiver of a subscription of the primary: the SDK's, except that it never shows a ping."""
+        """Return a receiver of a subscription of the primary: the SDK's, except that it never shows a ping."""
         self._check_open()
         check_path("topic_name", topic_name)
         check_path("subscription_name", subscription_name)
@@ -343,13 +338,17 @@ class PairedServiceBusClient(ServiceBusClient):
     def list_queue_sessions(
         self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
     ) -> ItemPaged[str]:
-        """The sessions of a queue of the primary, as the SDK lists them.
+        """List the sessions of a queue of the primary, as the SDK does.
 
         Raises:
             NotImplementedError: azure-servicebus is older than 7.15.
         """
         self._check_open()
-        return self._primary.list_queue_sessions(queue_name, state_updated_after=state_updated_after, timeout=timeout)
+        check_path("queue_name", queue_name)
+        sessions = self._primary.list_queue_sessions(
+            queue_name, state_updated_after=state_updated_after, timeout=timeout
+        )
+        return explained_sessions(sessions, queue_name, self.fully_qualified_namespace)
 
     def list_subscription_sessions(
         self,
@@ -359,17 +358,19 @@ class PairedServiceBusClient(ServiceBusClient):
         state_updated_after: datetime | None = None,
         timeout: float | None = None,
     ) -> ItemPaged[str]:
-        """The sessions of a subscription of the primary, as the SDK lists them.
+        """List the sessions of a subscription of the primary, as the SDK does.
 
         Raises:
             NotImplementedError: azure-servicebus is older than 7.15.
         """
         self._check_open()
-        return self._primary.list_subscription_sessions(
+        check_path("topic_name", topic_name)
+        check_path("subscription_name", subscription_name)
+        sessions = self._primary.list_subscription_sessions(
             topic_name, subscription_name, state_updated_after=state_updated_after, timeout=timeout
         )
-
-    # ---- control and insight ----
+        path = f"{topic_name}/Subscriptions/{subscription_name}"
+        return explained_sessions(sessions, path, self.fully_qualified_namespace)
 
     @property
     def primary(self) -> PartnerClient:
@@ -382,7 +383,7 @@ class PairedServiceBusClient(ServiceBusClient):
         return self._secondary
 
     def status(self) -> PairingStatus:
-        """How the pairing is now: entities, backlog, sessions, syphon, and whether it was closed or has faulted.
+        """Return the status of the pairing: entities, backlog, sessions, syphon, and whether it is closed or faulted.
 
         Raises:
             ForkedClientError: this process was forked after the client was made.
@@ -405,9 +406,9 @@ class PairedServiceBusClient(ServiceBusClient):
         self._pairing.fail_back(entity)
 
     def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `callback` with every event from now on, in order, on a helper thread; returns what ends it.
+        """Call `callback` with every event from now on, in order, on a helper thread; return what unsubscribes it.
 
-        It may take its time, and raise: that changes nothing, is logged once and counted in `status`.
+        A callback that is slow or raises does no harm: it is logged once and counted in `status`.
 
         Raises:
             TypeError: `callback` is not a plain function.
@@ -417,15 +418,13 @@ class PairedServiceBusClient(ServiceBusClient):
         return self._pairing.on_event(callback)
 
     def list_backlog(self) -> list[ListedQueue]:
-        """All backlog queues of this primary in the secondary, also those that are not used and may be removed.
+        """List all backlog queues of this primary in the secondary, also unused ones that may be deleted.
 
         Raises:
-            azure.core.exceptions.AzureError: the secondary could not be asked, or refused: it takes the Manage right.
+            azure.core.exceptions.AzureError: the secondary did not answer, or refused: it needs the Manage right.
         """
         self._check_open()
         return self._host.run(self._runtime.list_backlog())
-
-    # ---- what goes wrong ----
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a paired client cannot be pickled or copied: make a client in each process that uses one")
@@ -442,13 +441,13 @@ class PairedServiceBusClient(ServiceBusClient):
     def _check_path(self, path: str) -> None:
         only = self._namespaces[0].entity_path
         if only is not None and path != only:
-            raise ValueError(f"The connection string of the primary is good for '{only}' only, not for '{path}'")
+            raise ValueError(f"The connection string of the primary is valid for '{only}' only, not for '{path}'")
 
     def _failed_to_start(self, error: BaseException) -> None:
-        self._pairing.set_fault("it could not start", error)
+        self._pairing.set_fault("its background work could not start", error)
 
     def _partner_ended(self, role: NamespaceRole) -> None:
-        """The application has closed or faulted one of the two clients of the SDK."""
+        """Fault or close the pairing after the application closed or faulted one of the two SDK clients."""
         if self._is_closed:
             return
         fault = self._partnership.fault(role)
@@ -457,7 +456,7 @@ class PairedServiceBusClient(ServiceBusClient):
         self._runtime.client_ended(role)
 
     def _both_closed(self) -> None:
-        """The application has closed both clients of the SDK: nothing is left to do for pings and pumps."""
+        """Close the pairing after the application closed both SDK clients: pings and pumps have nothing left to do."""
         if not self._is_closed:
             self.close()
 
@@ -468,7 +467,7 @@ def pair_namespaces(
     options: SendAvailabilityOptions | None = None,
     **more: Any,
 ) -> PairedServiceBusClient:
-    """A paired client that is all set up: the backlog is ready, unless its `status` says why not. Close it after use.
+    """A started paired client: the backlog is ready, unless its `status` says why not. Close it after use.
 
     Raises:
         Exception: what `PairedServiceBusClient` and its `start` raise.

@@ -1,4 +1,4 @@
-"""Where the runtime of a client runs: on an event loop of its own. Written by hand."""
+"""Runs the runtime of a client on an event loop of its own. Written by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from twinbus.pairing.namespaces import Namespace
+from twinbus.pairing.namespace import Namespace
 from twinbus.pairing.private_loop import PrivateLoop
 from twinbus.pairing.sending._sync.synchronization import LoopBinding
 
@@ -15,9 +15,9 @@ from ..runtime import Runtime
 
 _T = TypeVar("_T")
 
-#: The longest that anybody waits for the loop, beyond the bounds of what is done there.
+#: Seconds to wait for the loop, beyond the timeouts of the work on it.
 PATIENCE = 300.0
-#: Seconds in which the runtime must have ended, before its loop is stopped with what is left.
+#: Seconds for the runtime to close, before its loop is stopped.
 CLOSING = 4.0
 
 
@@ -35,7 +35,7 @@ class Host:
         self.loop = LoopBinding()
 
     def begin(self) -> None:
-        """Start the runtime, if that has not been done, without waiting; a failure is handed to `on_failure`."""
+        """Start the runtime in the background, unless started; a failure is passed to `on_failure`."""
         with self._lock:
             if self._starting is not None or self._is_closed:
                 return
@@ -54,13 +54,13 @@ class Host:
             self._starting.result(PATIENCE)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await something where the runtime runs."""
+        """Await a coroutine where the runtime runs."""
         return self._loop.run(work, PATIENCE)
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Call something where the runtime runs."""
+        """Call a function where the runtime runs."""
         if self._starting is None or self._is_closed or self._loop.is_current:
-            return function()  # nothing runs there, or we do
+            return function()  # nothing runs there, or this is its thread
 
         async def called() -> _T:
             return function()
@@ -68,11 +68,11 @@ class Host:
         return self.run(called())
 
     def arguments(self, namespace: Namespace) -> dict[str, Any]:
-        """What a client of the SDK is made with."""
+        """Return the arguments for a client of the SDK."""
         return namespace.sync_arguments(self._loop.run)
 
     def close(self) -> None:
-        """End the runtime, also if it has not quite started, and its thread."""
+        """Close the runtime, even one that is still starting, and its thread."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if was_closed:

@@ -1,5 +1,5 @@
 # Generated from client/_async/receiver.py by `make generate`: change it there.
-"""Receivers that never show a ping, and tell a recorder what they do."""
+"""Receivers that hide pings and record their operations."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode, S
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus.ledger.recorder import OperationKind, Recorder
-from twinbus.pairing.core import Pairing
-from twinbus.pairing.ping import is_ping
-from twinbus.pairing.policy import explained
-from twinbus.pairing.recording import Records
+from twinbus.pairing.failover.error_classification import explained
+from twinbus.pairing.failover.ping import is_ping
+from twinbus.pairing.operation_recording import Records
+from twinbus.pairing.pairing_state import Pairing
 from twinbus.pairing.sdk import internals
 
-from ..receipts import Receipts, Scribe
+from ..receive_records import Receipts, Scribe
 
 logger = logging.getLogger("twinbus.client")
 
-#: How long the SDK waits for a message if nobody says.
+#: The SDK's default wait for a message, in seconds.
 DEFAULT_WAIT = 60.0
 
 
 class RecordedSession(ServiceBusSession):
-    """The SDK's session of a receiver that records: what it asks for is billed, whoever does it."""
+    """The SDK's session of a recording receiver: its requests are billed, too."""
 
     _receiver: RecordedReceiver
 
@@ -56,9 +56,9 @@ class RecordedSession(ServiceBusSession):
 
 
 class RecordedReceiver(ServiceBusReceiver):
-    """The SDK's receiver, which tells a recorder what it does, and shows no ping.
+    """The SDK's receiver, with its operations recorded and pings hidden.
 
-    The service should never deliver a ping; if it does, it is settled here.
+    The service should never deliver a ping; if it does, the ping is settled here.
     """
 
     _receipts: Receipts
@@ -73,10 +73,10 @@ class RecordedReceiver(ServiceBusReceiver):
         receive_mode: ServiceBusReceiveMode | str,
         max_wait_time: float | None,
     ) -> Self:
-        """Make one of a receiver of the SDK's client, which has no way to be asked for another class."""
+        """Make one of these from a receiver of the SDK's client, which cannot be told to use another class."""
         receiver.__class__ = cls
         made = cast(Self, receiver)
-        # With its sub-queue, if it has one: what comes from the dead letters does not arrive a second time.
+        # With its sub-queue, if it has one: receiving a dead-lettered message is not a second arrival.
         made._receipts = Receipts(records, receiver.entity_path)
         made._default_wait = DEFAULT_WAIT if max_wait_time is None else max_wait_time
         made._settles = ServiceBusReceiveMode(receive_mode) is ServiceBusReceiveMode.PEEK_LOCK
@@ -85,7 +85,7 @@ class RecordedReceiver(ServiceBusReceiver):
         return made
 
     def _check(self) -> None:
-        """Raises if this receiver must not be used any more."""
+        """Raise if this receiver must not be used any more."""
 
     def __enter__(self) -> Self:
         with self._explained():
@@ -102,12 +102,10 @@ class RecordedReceiver(ServiceBusReceiver):
                 raise
             raise clear from error
 
-    # ---- receiving ----
-
     def receive_messages(
         self, max_message_count: int | None = 1, max_wait_time: float | None = None
     ) -> list[ServiceBusReceivedMessage]:
-        """As the SDK's; if only pings came, it goes on waiting for the rest of the time."""
+        """Receive as the SDK does; if only pings came, wait for the rest of the time."""
         ends = time.monotonic() + (self._default_wait if max_wait_time is None else max_wait_time)
         while True:
             self._check()
@@ -167,7 +165,7 @@ class RecordedReceiver(ServiceBusReceiver):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> list[ServiceBusReceivedMessage]:
-        """As the SDK's; where there are only pings it looks further."""
+        """Peek as the SDK does; if there are only pings, look further."""
         while True:
             with self._explained(), self._noted(OperationKind.PEEK):
                 peeked = super().peek_messages(
@@ -189,16 +187,14 @@ class RecordedReceiver(ServiceBusReceiver):
         try:
             self.complete_message(message)
         except Exception as error:
-            # Its lock may be lost by now; it lives for a second anyway.
-            logger.debug("A ping was not settled: %s", type(error).__name__)
+            # Its lock may be lost by now; a ping expires after a second anyway.
+            logger.debug("Settling a ping failed: %s", type(error).__name__)
 
     def _noted(
         self, kind: OperationKind, message: ServiceBusReceivedMessage | None = None
     ) -> AbstractContextManager[None]:
         self._check()
         return self._receipts.noted(kind, message)
-
-    # ---- settling ----
 
     def complete_message(self, message: ServiceBusReceivedMessage) -> None:
         """As the SDK's."""
@@ -247,7 +243,7 @@ class PairedReceiver(RecordedReceiver):
         receive_mode: ServiceBusReceiveMode | str,
         max_wait_time: float | None,
     ) -> PairedReceiver:
-        """As `of`, for a pairing; when that has faulted so has its receiver."""
+        """Make one as `of` does, for a pairing: when the pairing has faulted, so has its receiver."""
         paired = cls.of(receiver, pairing, receive_mode, max_wait_time)
         paired._pairing = pairing
         return paired
@@ -256,7 +252,7 @@ class PairedReceiver(RecordedReceiver):
         self._pairing.check()
 
     def close(self) -> None:
-        """As the SDK's. In a forked child it leaves the connection of the parent alone."""
+        """Close as the SDK does. In a forked child the parent's connection stays open."""
         if not self._pairing.is_forked:
             super().close()
 
@@ -264,20 +260,21 @@ class PairedReceiver(RecordedReceiver):
 def record_receives(
     receiver: ServiceBusReceiver, recorder: Recorder, *, pairing: str = "", client: str = ""
 ) -> RecordedReceiver:
-    """Let a receiver of the SDK tell a ledger what arrives, so that reconciliation knows it from the receivers.
+    """Make a receiver of the SDK record what arrives, so that reconciliation can find it.
 
         receiver = record_receives(client.get_queue_receiver("orders"), LedgerWriter("./ledger"))
 
-    It is the same receiver, and is used as before; receives, settlements and lock renewals are recorded, and pings are
-    skipped. All receivers of a queue or subscription should record, or what the others receive seems to be lost. Those
-    of a paired client that has a recorder do so by themselves. The recorder is yours to close, after the receiver.
+    It is the same receiver, used as before; receives, settlements and lock renewals are recorded, and pings are
+    skipped. All receivers of a queue or subscription should record: a message that another one receives seems to be
+    lost. The receivers of a paired client with a recorder do so by themselves. Close the recorder yourself, after the
+    receiver.
 
     Args:
-        pairing: What the ledger calls the pairing; the first part of the namespace's host unless you say otherwise.
-        client: What the ledger calls this process; made from host and process unless you say otherwise.
+        pairing: The name of the pairing in the ledger; by default the first part of the namespace's host.
+        client: The name of this process in the ledger; by default made from host and process.
 
     Raises:
-        TypeError: `receiver` is none of the SDK's synchronous receivers, or `recorder` cannot record.
+        TypeError: `receiver` is not an synchronous receiver of the SDK, or `recorder` cannot record.
         ValueError: the receiver records already.
     """
     if not isinstance(receiver, ServiceBusReceiver):

@@ -1,1 +1,1 @@
-"""What the SDK's public API cannot do: the only code that reads private attributes of the SDK."""
+"""Works around gaps of the SDK's public API; only this package reads its private attributes."""

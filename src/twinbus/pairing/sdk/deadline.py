@@ -1,4 +1,4 @@
-"""The deadline of the call that a thread makes, for code of ours that the SDK calls back in the same thread."""
+"""Holds the deadline of a thread's current call, for code that the SDK calls back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 class _Call(threading.local):
-    """The call of the current thread: when it has to be over, by `time.monotonic`, and whether it was given up."""
+    """The current thread's call: when it must end, by `time.monotonic`, and whether it was abandoned."""
 
     ends = math.inf
     given_up: threading.Event | None = None
@@ -18,10 +18,10 @@ call = _Call()
 
 
 def seconds_left(most: float) -> float:
-    """How long the current thread may still wait, at most `most` seconds."""
+    """Return how long the current thread may still wait, at most `most` seconds."""
     return max(0.0, min(most, call.ends - time.monotonic()))
 
 
 def is_given_up() -> bool:
-    """Whether nobody waits for the call of the current thread any more."""
+    """Return whether the current thread's call was abandoned."""
     return call.given_up is not None and call.given_up.is_set()

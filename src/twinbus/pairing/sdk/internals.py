@@ -1,7 +1,7 @@
-"""Reads the few private attributes of the SDK that twinbus can use; nothing here is needed.
+"""Reads the few private attributes of the SDK that twinbus can use; all are optional.
 
-Each function says what is done without it when a version of the SDK has renamed the attribute. Nothing is written or
-replaced. `tests/pairing` also runs with every attribute hidden.
+Each function says what happens without it if an SDK version has renamed the attribute. Nothing is written or replaced.
+`tests/pairing` also runs with every attribute hidden.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 
 def attribute(owner: Any, *names: str) -> Any:
-    """The value at the end of a chain of attributes; None as soon as one is missing or None."""
+    """Return the value at the end of a chain of attributes; None as soon as one is missing or None."""
     for name in names:
         owner = getattr(owner, name, None)
         if owner is None:
@@ -23,83 +23,83 @@ def attribute(owner: Any, *names: str) -> Any:
 
 
 def connection(sender: Any) -> Any:
-    """The connection of a sender or receiver; None if it has none, or the SDK does not say.
+    """Return the connection of a sender or receiver; None if it has none, or the SDK hides it.
 
-    The SDK forgets a connection that broke, or that could not be opened, and leaves its socket open. Without it the
-    garbage collector closes the socket, with a warning.
+    The SDK forgets a broken connection, or one that could not be opened, and leaves its socket open. Without this
+    function the garbage collector closes the socket, with a warning.
     """
     return attribute(sender, "_handler", "_connection", "_transport")
 
 
 def can_cut(sender: Any) -> bool:
-    """Whether `cut` can end a call of this synchronous sender, which must be open.
+    """Return whether `cut` can end a call of this synchronous sender, which must be open.
 
     Otherwise calls are made in helper threads that can be abandoned.
     """
     return open_socket(connection(sender)) is not None
 
 
-def cut(found: Any) -> None:
+def cut(sdk_connection: Any) -> None:
     """Cut a connection at once: a call that waits for it in another thread or task fails.
 
-    The public `close` would first wait and write. Without it an abandoned call ends when the SDK gives up.
+    The public `close` would first wait and write. Without this function an abandoned call ends when the SDK gives up.
     """
-    if found is None:
+    if sdk_connection is None:
         return
-    transport = asyncio_transport(found)
+    transport = asyncio_transport(sdk_connection)
     if transport is not None:
         transport.abort()
         return
-    sock = open_socket(found)
+    sock = open_socket(sdk_connection)
     if sock is not None:
-        # Not closed: another thread may be reading, and the number of a closed socket may already be another file's.
-        # Not SSLSocket.shutdown either, which would let that thread go on without encryption.
+        # Not closed: another thread may be reading, and the descriptor of a closed socket may already be reused. Not
+        # SSLSocket.shutdown either, which would let that thread go on without encryption.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def asyncio_transport(found: Any) -> Any:
-    """The transport of an asynchronous connection, to be aborted after it was closed; None if there is none.
+def asyncio_transport(sdk_connection: Any) -> Any:
+    """Return the transport of an asynchronous connection, to abort after closing; None if there is none.
 
-    A closed WebSocket forgets it, while TLS is still saying goodbye. Without it that is left to the event loop.
+    A closed WebSocket forgets it while TLS is still closing. Without this function the event loop closes it.
     """
-    over_tcp = attribute(found, "writer", "transport")
-    return over_tcp or attribute(found, "sock", "_response", "connection", "transport")
+    over_tcp = attribute(sdk_connection, "writer", "transport")
+    return over_tcp or attribute(sdk_connection, "sock", "_response", "connection", "transport")
 
 
-def http_session(found: Any) -> Any:
-    """The HTTP session of an asynchronous connection over WebSockets, to be closed after it; None if there is none."""
-    return attribute(found, "session")
+def http_session(sdk_connection: Any) -> Any:
+    """Return the HTTP session of an asynchronous WebSocket connection, to close after it; None if there is none."""
+    return attribute(sdk_connection, "session")
 
 
-def open_socket(found: Any) -> socket.socket | None:
-    """The socket of a synchronous connection, to be closed after it; None if there is none."""
-    outer = attribute(found, "sock")
-    inner = attribute(outer, "sock") or outer  # a WebSocket has the real one inside
+def open_socket(sdk_connection: Any) -> socket.socket | None:
+    """Return the socket of a synchronous connection, to close after it; None if there is none."""
+    outer = attribute(sdk_connection, "sock")
+    inner = attribute(outer, "sock") or outer  # a WebSocket wraps the real one
     return inner if isinstance(inner, socket.socket) else None
 
 
 def max_message_size(sender: Any) -> int | None:
-    """The largest single message that the entity takes, in bytes; None if the SDK does not say.
+    """Return the largest single message of the entity in bytes; None if the SDK hides it.
 
-    Then it is taken to be as large as a batch, which is right but for large messages on Premium.
+    Then the batch limit is used, which is right except for large messages on Premium.
     """
     size = attribute(sender, "_max_message_size_on_link")
     return int(size) if size else None
 
 
 def batch_options(sender: Any) -> dict[str, Any]:
-    """Arguments with which a `ServiceBusMessageBatch` is sent as it is; without them the SDK encodes it again."""
+    """Return options to send a `ServiceBusMessageBatch` as it is; without them the SDK encodes it again."""
     transport = attribute(sender, "_amqp_transport")
     return {} if transport is None else {"amqp_transport": transport}
 
 
 def messages_of(batch: ServiceBusMessageBatch) -> list[ServiceBusMessage] | None:
-    """What is in a batch that an SDK sender made; None if the SDK does not say: such a batch cannot be diverted."""
+    """Return the messages of a batch made by an SDK sender; None if hidden: it then cannot be diverted."""
     messages = attribute(batch, "_messages")
     return None if messages is None else list(messages)
 
 
 def receiving(receiver: Any) -> tuple[Any, float | None]:
-    """The mode of a receiver and how long it waits for messages by default; (None, None) if the SDK does not say."""
+    """Return a receiver's mode and default wait for messages; (None, None) if the SDK hides them."""
     return attribute(receiver, "_receive_mode"), attribute(receiver, "_max_wait_time")

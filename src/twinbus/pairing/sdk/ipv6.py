@@ -1,7 +1,7 @@
-"""Lets the SDK connect to IPv6 addresses: it takes what follows the last colon of one for a port.
+"""Lets the SDK connect to IPv6 addresses, whose last colon it takes for a port separator.
 
-There is no public way around that, so the private function that splits host and port is replaced, once an IPv6 address
-is to be connected to. All but bare IPv6 addresses is still left to the SDK's own.
+There is no public way around that. So the private function that splits host and port is replaced once an IPv6 address
+is used. It handles bare IPv6 addresses and leaves the rest to the SDK's function.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _FUNCTION = "to_host_port"
 
 
 def enable_ipv6() -> bool:
-    """Do so; false if this version of the SDK has no such function, and so no way to connect to IPv6 addresses."""
+    """Patch the SDK; return False if this version has no such function, and cannot connect to IPv6 addresses."""
     modules = []
     for name in _MODULES:
         with contextlib.suppress(ImportError):
             modules.append(importlib.import_module(name))
-    if len(modules) < len(_MODULES) or not all(callable(getattr(one, _FUNCTION, None)) for one in modules):
+    if len(modules) < len(_MODULES) or not all(callable(getattr(module, _FUNCTION, None)) for module in modules):
         return False
     for module in modules:
         original = getattr(module, _FUNCTION)
@@ -32,7 +32,7 @@ def enable_ipv6() -> bool:
 
 
 class _HostAndPort:
-    """Splits an authority as the SDK does, but leaves a bare IPv6 address whole."""
+    """Split an authority as the SDK does, but keep a bare IPv6 address whole."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self._original = original

@@ -1,8 +1,8 @@
-"""Guards classes made from the SDK's clients and senders: what a newer SDK adds must not bypass the pairing.
+"""Keeps new methods of a newer SDK from bypassing the pairing.
 
-`PairedServiceBusClient` and `PairedSender` are subclasses, so that programs and type checkers take them for the SDK's.
-They use nothing that they inherit. A public method that they do not override would work on attributes that were never
-set, or send past the failover, so it is replaced by an error.
+`PairedServiceBusClient` and `PairedSender` are subclasses so that programs and type checkers accept them as the SDK's.
+They use nothing that they inherit: an inherited public method would use attributes that were never set, or send past
+the failover. So every method that they do not override is replaced by an error.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class UnknownMethodError(NotImplementedError, AttributeError):
-    """The installed SDK has a method that this version of twinbus does not know. `hasattr` is false for it."""
+    """The installed SDK has a method that this version of twinbus does not know. `hasattr` returns False for it."""
 
 
 class Refused:
-    """A public name of the SDK's class that must not be used."""
+    """Replaces a public name of the SDK's class, and raises when it is used."""
 
     def __init__(self, base: type, name: str) -> None:
         self._text = (
@@ -36,10 +36,10 @@ class Refused:
 
 
 def guarded(base: type) -> Callable[[_Class], _Class]:
-    """A decorator for a subclass of `base`: public names that it does not override are refused."""
+    """Return a class decorator that refuses public names of `base` that the class does not override."""
 
     def guard(kind: _Class) -> _Class:
-        own = {name for one in kind.__mro__[: kind.__mro__.index(base)] for name in vars(one)}
+        own = {name for ancestor in kind.__mro__[: kind.__mro__.index(base)] for name in vars(ancestor)}
         for name in _usable_names(base) - own:
             setattr(kind, name, _replacement(base, name))
         return kind
@@ -48,14 +48,17 @@ def guarded(base: type) -> Callable[[_Class], _Class]:
 
 
 def refused_names(kind: type) -> list[str]:
-    """The names that `guarded` has refused."""
+    """Return the names that `guarded` has refused."""
     return sorted(name for name in dir(kind) if isinstance(inspect.getattr_static(kind, name), Refused))
 
 
 def _usable_names(base: type) -> set[str]:
-    """What can be used of a class without meaning to touch its private parts: public names, and special methods."""
+    """Return public names and special methods."""
     inherited = {
-        name: value for one in reversed(base.__mro__) if one is not object for name, value in vars(one).items()
+        name: value
+        for ancestor in reversed(base.__mro__)
+        if ancestor is not object
+        for name, value in vars(ancestor).items()
     }
     return {
         name
@@ -71,4 +74,4 @@ def _replacement(base: type, name: str) -> Any:
 
 
 def _nothing_to_delete(self: object) -> None:
-    """Nothing that the SDK's finalizer would release was ever made."""
+    """Replace the SDK's finalizer, which has nothing to release here."""

@@ -1,8 +1,7 @@
-"""Bounds how long a synchronous credential may take: it may wait for a network of its own.
+"""Bounds how long a synchronous credential may take.
 
-Python cannot end a call of other people's code: that goes on in a thread of its own, which does not keep the process
-from ending. There is at most one such thread for each credential and scope, however often it is given up on: the next
-call that needs the token waits for the same answer.
+Python cannot stop a foreign call, so it runs on a daemon thread. There is at most one such thread per credential and
+scope: the next call that needs the token waits for the same result.
 """
 
 from __future__ import annotations
@@ -15,19 +14,26 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
+from azure.servicebus.exceptions import ServiceBusConnectionError
+
 from ..forks import watch_forks
 from .deadline import is_given_up, seconds_left
 
-#: Seconds that a credential may take; an attempt is given up on after `attempt_timeout` anyway.
+#: Seconds for a credential; an attempt ends after `attempt_timeout` anyway.
 TOKEN_TIMEOUT = 60.0
-#: Seconds between two looks whether the call that waits for a token was given up.
+#: Seconds between two checks whether the waiting call was abandoned.
 LOOK_EVERY = 0.1
 
 
-class BoundedCredential:
-    """A credential whose `get_token` raises at the deadline of the call that needs the token, or after `seconds`.
+def no_token(seconds: float) -> ServiceBusConnectionError:
+    """Return the error for a slow credential: an SDK error, because the SDK logs others with a traceback."""
+    return ServiceBusConnectionError(message=f"The credential gave no token within {seconds:g} s")
 
-    It also raises soon after that call was given up, because its link was closed.
+
+class BoundedCredential:
+    """A credential whose `get_token` raises at the caller's deadline, or after `seconds`.
+
+    It also raises soon after the call was abandoned because its link was closed.
     """
 
     def __init__(self, credential: Any, seconds: float) -> None:
@@ -35,10 +41,10 @@ class BoundedCredential:
         self._seconds = seconds
 
     def get_token(self, *scopes: str, **options: Any) -> Any:
-        """As the credential's.
+        """Return the credential's token.
 
         Raises:
-            ConnectionAbortedError: it took too long.
+            ServiceBusConnectionError: it took too long.
         """
         seconds = seconds_left(self._seconds)
         ends = time.monotonic() + seconds
@@ -46,7 +52,7 @@ class BoundedCredential:
         while not answer.done() and not is_given_up() and (left := ends - time.monotonic()) > 0:
             wait((answer,), min(left, LOOK_EVERY))
         if not answer.done():
-            raise ConnectionAbortedError(f"no token within {seconds:g} s")
+            raise no_token(seconds)
         return answer.result()
 
 
@@ -58,34 +64,34 @@ class AwaitedCredential:
         self._seconds = seconds
 
     async def get_token(self, *scopes: str, **options: Any) -> Any:
-        """As the credential's.
+        """Return the credential's token.
 
         Raises:
-            ConnectionAbortedError: it took too long.
+            ServiceBusConnectionError: it took too long.
         """
         answer = asyncio.wrap_future(_requests.ask(self._credential, scopes, options))
         try:
             async with asyncio.timeout(self._seconds):
-                # Cancelled, it must not take the answer away from others who wait for the same.
+                # A cancelled caller must not cancel the request for others.
                 return await asyncio.shield(answer)
         except TimeoutError:
-            raise ConnectionAbortedError(f"no token within {self._seconds:g} s") from None
+            raise no_token(self._seconds) from None
 
 
 class _Requests:
-    """The calls of `get_token` under way."""
+    """The running calls of `get_token`."""
 
     def __init__(self) -> None:
         self.forked()
         watch_forks(self)
 
     def forked(self) -> None:
-        """A forked child has none of the threads that ask."""
+        """Reset in a forked child, which has none of the threads."""
         self._lock = threading.Lock()
         self._answers: dict[tuple[Any, ...], Future[Any]] = {}
 
     def ask(self, credential: Any, scopes: tuple[str, ...], options: dict[str, Any]) -> Future[Any]:
-        """The answer to this question, which may be under way already."""
+        """Return the token's future, which may be running already."""
         key = id(credential), scopes, repr(options)
         with self._lock:
             answer = self._answers.get(key)
@@ -99,8 +105,10 @@ class _Requests:
     def _answer(self, key: tuple[Any, ...], answer: Future[Any], get: Callable[[], Any]) -> None:
         try:
             token, error = get(), None
-        except BaseException as raised:
+        except Exception as raised:
             token, error = None, raised
+        except BaseException as raised:  # SystemExit, say, which would end the event loop of the waiting caller
+            token, error = None, ServiceBusConnectionError(message=f"The credential raised {raised!r}")
         with self._lock:
             del self._answers[key]
         if error is None:

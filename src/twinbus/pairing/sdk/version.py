@@ -1,7 +1,7 @@
-"""Tells what the installed version of azure-servicebus can do.
+"""Reports what the installed version of azure-servicebus can do.
 
-The SDK ignores keyword options that it does not know. A timeout or a TLS context that is dropped in silence does harm,
-so options that some supported version lacks are checked here before they are passed on.
+The SDK ignores unknown keyword options. Dropping a timeout or a TLS context silently does harm, so options that some
+supported version lacks are checked before they are passed on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from azure.servicebus import __version__
 #: Major and minor version.
 Version = tuple[int, int]
 
-#: The client options that not every supported version has, and the first version that has them.
+#: Client options that not every supported version has, and the first version that has each.
 OPTION_SINCE: Mapping[str, Version] = MappingProxyType(
     {"ssl_context": (7, 13), "use_tls": (7, 14), "try_timeout": (7, 15)}
 )
-#: The same for methods of the clients.
+#: The same for client methods.
 METHOD_SINCE: Mapping[str, Version] = MappingProxyType(
     {"list_queue_sessions": (7, 15), "list_subscription_sessions": (7, 15)}
 )
@@ -32,14 +32,14 @@ _INSTEAD = MappingProxyType(
     }
 )
 
-#: From here on the SDK drops a port from the host name if it connects over TLS.
+#: From this version on the SDK drops a port from the host name if it connects over TLS.
 _DROPS_TLS_PORT: Version = (7, 13)
 _TLS_PORT = 5671
 _DEVELOPMENT_PORT = 5672
 
 
 def version_of(text: str) -> Version:
-    """Major and minor version; what follows does not matter here."""
+    """Return major and minor version."""
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
         raise ValueError(f"expected a version such as 7.15.0, got {text!r}")
@@ -50,7 +50,7 @@ INSTALLED = version_of(__version__)
 
 
 def has_option(name: str, installed: Version | None = None) -> bool:
-    """Whether the clients of the SDK have the option; without `installed`, those of the installed one."""
+    """Return whether the SDK's clients have the option; defaults to the installed version."""
     return (installed or INSTALLED) >= OPTION_SINCE.get(name, (0, 0))
 
 
@@ -66,9 +66,9 @@ def check_options(options: Mapping[str, Any], installed: Version | None = None) 
         # TLS is what a version without `use_tls` does anyway.
         if value is None or (name == "use_tls" and value) or has_option(name, installed):
             continue
-        asked = "use_tls=False (plain text, as UseDevelopmentEmulator=true has it)" if name == "use_tls" else name
+        option = "use_tls=False (plain text, as UseDevelopmentEmulator=true has it)" if name == "use_tls" else name
         raise ValueError(
-            f"azure-servicebus {_text(installed)} does not support {asked}:"
+            f"azure-servicebus {_text(installed)} does not support {option}:"
             f" {_INSTEAD[name]}, or install azure-servicebus>={_text(since)}"
         )
 
@@ -87,17 +87,17 @@ def check_method(name: str, installed: Version | None = None) -> None:
 
 
 def attempt_bound(seconds: float, installed: Version | None = None) -> dict[str, float]:
-    """The client option that ends a single attempt, for a SDK that has it; callers need a deadline of their own."""
+    """Return the client option that ends a single attempt, if the SDK has it; set your own deadline, too."""
     return {"try_timeout": seconds} if has_option("try_timeout", installed) else {}
 
 
 def development_address(
     host: str, port: int | None, options: Mapping[str, Any], installed: Version | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """The host name and the client options for a connection string with `UseDevelopmentEmulator=true`.
+    """Return host name and client options for a connection string with `UseDevelopmentEmulator=true`.
 
-    Such a namespace is spoken to in plain text. A version that speaks TLS only uses TLS on the same port if the options
-    say whom to trust; 7.13 can do that on a port other than 5671 only over WebSockets.
+    Such a namespace speaks plain text. A version that speaks TLS only uses TLS on the same port if the options name an
+    authority to trust; 7.13 can do that on a port other than 5671 only over WebSockets.
     """
     installed = installed or INSTALLED
     authority = host if port is None else f"{host}:{port}"

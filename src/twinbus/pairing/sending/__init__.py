@@ -1,1 +1,1 @@
-"""Sending: the pool of links of each sender, and the way of a message to the primary or to the backlog."""
+"""Sends messages: link pools, and delivery to the primary or the backlog."""

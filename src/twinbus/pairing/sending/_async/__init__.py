@@ -1,1 +1,1 @@
-"""Written once, for asyncio. `make generate` makes the synchronous twin in `_sync`."""
+"""Asynchronous source of the sender; `make generate` writes its synchronous twin in `_sync`."""

@@ -1,4 +1,4 @@
-"""The way of a parcel to the primary, or into the backlog."""
+"""Delivers a parcel to the primary, or into the backlog."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
 
-from ...core import Pairing
-from ...errors import (
+from ...events import Diverted, OversizeWarning
+from ...failover.entity_failover import Route
+from ...failover.error_classification import Cause, cause_of, is_busy, retires_queue
+from ...operation_recording import recorded
+from ...pairing_errors import (
     AttemptTimeoutError,
     BacklogUnavailableError,
     EntityFailedOverError,
     EnvelopeTooLargeError,
     NoFreeLinkError,
 )
-from ...events import Diverted, OversizeWarning
-from ...failover import Route
-from ...parcel import STANDARD_LIMIT, Limits, Parcel, Payload
-from ...policy import Cause, cause_of, is_busy, retires_queue
-from ...recording import recorded
-from ...send_records import SendRecords, now
-from ..budget import Budget, Pauses
-from ..places import EntityPlace, QueuePlace
+from ...pairing_state import Pairing
+from ..call_budget import Budget, Pauses
+from ..parcel import STANDARD_LIMIT, Limits, Parcel, Payload
+from ..pool_reports import EntityTarget, QueueTarget
+from ..send_records import SendRecords, now
 from .handover import Handover
 from .link import Link
 from .link_pool import LinkPool, OpeningError, ReroutedError, SilentError
 from .synchronization import in_parallel, sleep
 
-#: The longest that closing a sender takes.
+#: Closing a sender takes no longer than this.
 CLOSING = 5.0
-#: Seconds between two looks whether a missing backlog queue was made.
+#: Seconds between two checks whether a missing backlog queue was created.
 PROVISION_LOOK = 0.05
-#: What the primary returns: sequence numbers, if something was scheduled.
+#: Result of the primary: sequence numbers, if messages were scheduled.
 Numbers = list[int] | None
 
 
@@ -47,7 +47,7 @@ class UnansweredError(Exception):
 
 
 class Delivery:
-    """The pools of one sender: to its entity, and to the backlog queues that it has used."""
+    """The link pools of one sender: to its entity, and to the backlog queues that it has used."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class Delivery:
         self._counts = pairing.counts
         self._attempt_timeout = pairing.options.attempt_timeout
         self._records = SendRecords(pairing)
-        self._place = EntityPlace(pairing, entity)
-        # A topic's sender is a queue's sender to the SDK, but for the name of an argument.
+        self._target = EntityTarget(pairing, entity)
+        # To the SDK a topic sender is a queue sender with another argument name.
         self._primary = LinkPool(
             lambda: primary_client.get_queue_sender(path, **options),
             path,
-            self._place,
+            self._target,
             pairing.primary_connections,
             max_links=pairing.options.max_links,
             attempt_timeout=self._attempt_timeout,
@@ -79,20 +79,19 @@ class Delivery:
         self._backlog_client = backlog_client
         self._options = options
         self._backlog: dict[int, LinkPool] = {}
-        self._queues: dict[int, QueuePlace] = {}
+        self._queues: dict[int, QueueTarget] = {}
         self._choice = pairing.new_choice()
         self._handover = Handover(pairing, path)
         self._is_closed = False
 
     async def deliver(self, parcel: Parcel, budget: Budget) -> tuple[str | None, Numbers]:
-        """Deliver it where it is accepted: returns the path of the backlog queue, or None and what the primary
-        returned.
+        """Deliver a parcel; return the path of the backlog queue, or None and the result of the primary.
 
         Raises:
-            PairedClientFaultedError: the pairing is out of order.
+            PairedClientFaultedError: the pairing has faulted.
             BacklogUnavailableError: neither the primary nor a backlog queue took it.
-            NoFreeLinkError: its time was over before it had a link.
-            Exception: what the primary, or the backlog, has against the message or its sender.
+            NoFreeLinkError: the timeout ended before it had a link.
+            Exception: why the primary or the backlog refused the message or its sender.
         """
         session = None if self._pairing.diverted_sessions is None else parcel.session
         if session is None:
@@ -127,15 +126,13 @@ class Delivery:
             else:
                 return None, numbers
 
-    # ---- the primary ----
-
     async def _send_to_primary(self, parcel: Parcel, budget: Budget) -> Numbers:
-        """Send it on a link; after a failure on a link that was already open, once more on a fresh one.
+        """Send on a link; after a failure on a link that was already open, once more on a fresh one.
 
         Raises:
             UnansweredError: the primary cannot be reached, or did not answer in time.
             ReroutedError: the entity has failed over meanwhile.
-            Exception: what the primary has against the message or its sender.
+            Exception: why the primary refused the message or its sender.
         """
         fresh = False
         parcel.attempts += 1
@@ -160,9 +157,9 @@ class Delivery:
                 fresh = True
 
     async def _attempt(self, link: Link, parcel: Parcel, seconds: float) -> Numbers:
-        """One attempt on a link, and what it says about the entity."""
+        """Make one attempt on a link, and report what it says about the entity."""
         self._check_size(parcel)
-        attempt = self._place.begin()
+        attempt = self._target.begin()
         try:
             numbers = await self._send(link, parcel, parcel.payload, seconds)
         except Exception as error:
@@ -171,7 +168,7 @@ class Delivery:
             is_timeout = isinstance(error, AttemptTimeoutError)
             if is_timeout or link.is_fresh or not self._counts(error):
                 is_conclusive = link.is_fresh and not (is_timeout and seconds < self._attempt_timeout)
-                self._place.failed(error, attempt, is_conclusive=is_conclusive)
+                self._target.failed(error, attempt, is_conclusive=is_conclusive)
                 self._warm_up_backlog_if_silent()
             raise
         except BaseException:
@@ -210,12 +207,12 @@ class Delivery:
         return self._pairing.route(self._entity).route is Route.PRIMARY
 
     def _check_size(self, parcel: Parcel) -> None:
-        """Warn of what the primary takes and the backlog would not, or refuse it."""
+        """Warn about, or refuse, a message that the primary takes but the backlog would not."""
         if parcel.is_small:
             return
         limit = self._backlog_limits().message
         found = parcel.oversize(limit)
-        # Of what is too large for the primary as well the service, or the SDK, will say so.
+        # If it is too large for the primary as well, the service or the SDK reports that.
         if found is None or found.size - found.overhead > _limits(self._primary).message:
             return
         if self._pairing.options.refuse_oversize:
@@ -227,17 +224,17 @@ class Delivery:
             )
 
     def _backlog_limits(self) -> Limits:
-        """The most bytes that can be diverted, as far as is known: the secondary is not asked before it is needed."""
+        """Return the most bytes that can be diverted, as far as known; the secondary is not asked just for this."""
         for pool in self._backlog.values():
             if pool.is_measured:
                 return _limits(pool)
         return _limits(self._primary)
 
     async def batch_limit(self, budget: Budget) -> tuple[int, dict[str, Any]]:
-        """The most bytes of a batch, and options for it. The primary is asked if it may be and has not told yet.
+        """Return the largest batch in bytes and its options. Asks the primary if allowed and not known yet.
 
         Raises:
-            Exception: what the primary has against this sender.
+            Exception: why the primary refused this sender.
         """
         options: dict[str, Any] = {}
         if self._is_primary():
@@ -248,15 +245,15 @@ class Delivery:
                 if not self._counts(opening.error):
                     raise opening.error from None
             except (ReroutedError, SilentError):
-                pass  # there will be a batch all the same
+                pass  # fall back to a batch of the default size
         return min(_limits(self._primary).batch, self._backlog_limits().batch), options
 
     async def cancel(self, numbers: list[int], budget: Budget) -> None:
-        """Cancel scheduled messages at the primary. It is no send, and says nothing about failover.
+        """Cancel scheduled messages at the primary. The result says nothing about failover.
 
         Raises:
-            EntityFailedOverError: nothing but pings may reach the primary now.
-            Exception: what the primary has against it.
+            EntityFailedOverError: the entity is failed over.
+            Exception: why the primary refused it.
         """
         pauses = Pauses(self._pairing.random, self._pairing.primary_retries)
         fresh = False
@@ -285,12 +282,10 @@ class Delivery:
         with recorded(self._pairing, OperationKind.CANCEL, Stage.DIRECT, NamespaceRole.PRIMARY, self._path):
             await link.call(link.sender.cancel_scheduled_messages, numbers, seconds=seconds)
 
-    # ---- the backlog ----
-
     async def _divert(self, parcel: Parcel, session: str | None, budget: Budget) -> str:
-        """Store it in a backlog queue, whose path is returned; what does not fit one batch, in several parts.
+        """Store it in a backlog queue and return its path; what does not fit one batch is stored in parts.
 
-        The parts stay in their order, and in one queue as long as that takes them.
+        The parts keep their order, and stay in one queue as long as it takes them.
         """
         pairing = self._pairing
         self._check_batch_size(parcel)
@@ -323,7 +318,7 @@ class Delivery:
                 elif not before:
                     raise
                 else:
-                    failed[index] = error  # the caller has to know which messages were accepted
+                    failed[index] = error  # the caller must learn which messages were accepted
                     break
             else:
                 queue = self._backlog[index].path
@@ -343,7 +338,7 @@ class Delivery:
         )
 
     def _check_batch_size(self, parcel: Parcel) -> None:
-        """Refuse a list that the primary would refuse, where it has told its limit: the backlog splits any list."""
+        """Refuse a list that the primary would refuse, if its limit is known: the backlog splits any list."""
         if parcel.is_batch and not parcel.is_small and self._primary.is_measured:
             size, limit = parcel.batch_size(), self._primary.max_batch_size
             if size > limit:
@@ -352,7 +347,7 @@ class Delivery:
                 )
 
     async def _was_provisioned(self, missing: list[int], budget: Budget) -> bool:
-        """Wait a moment for queues that were not there and are being made; true if one is there now."""
+        """Wait for missing queues that are being created; return whether one exists now."""
         ends = self._pairing.clock() + budget.for_backlog()
         while missing and self._pairing.clock() < ends:
             if any(self._pairing.is_in_rotation(index) for index in missing):
@@ -366,12 +361,12 @@ class Delivery:
             return self._pairing.choose_queue(self._choice, failed)
         queue = sessions.queue_of(self._path, session)
         if queue is not None:
-            # In another queue it could overtake those before it: rather nowhere than out of order.
+            # In another queue it could overtake earlier messages: fail rather than reorder.
             return None if queue in failed else queue
         return self._pairing.choose_queue(self._choice, failed, (self._path, session))
 
     async def _store(self, parcel: Parcel, session: str | None, index: int, budget: Budget) -> None:
-        """Store its next part in a queue; after a failure on a link that was already open, once more on a fresh one."""
+        """Store the next part in a queue; after a failure on an open link, once more on a fresh one."""
         pool = self._pool(index)
         fresh = False
         parcel.attempts += 1
@@ -392,7 +387,7 @@ class Delivery:
                 fresh = True
 
     async def _attempt_store(self, link: Link, parcel: Parcel, index: int, seconds: float) -> None:
-        """One attempt on a link, and what it says about the queue."""
+        """Make one attempt on a link, and report what it says about the queue."""
         part = parcel.next_part(_limits(self._pool(index)))
         payload: Payload = part[0] if len(part) == 1 else part
         attempt = self._queues[index].begin()
@@ -417,11 +412,11 @@ class Delivery:
         if pool is None:
             self._check_open()
             path = self._pairing.queue_path(index)
-            place = self._queues.setdefault(index, QueuePlace(self._pairing, index))
+            target = self._queues.setdefault(index, QueueTarget(self._pairing, index))
             pool = LinkPool(
                 lambda: self._backlog_client.get_queue_sender(path, **self._options),
                 path,
-                place,
+                target,
                 self._pairing.backlog_connections,
                 max_links=self._pairing.options.max_links,
                 attempt_timeout=self._attempt_timeout,
@@ -431,15 +426,13 @@ class Delivery:
             pool = self._backlog.setdefault(index, pool)
         return pool
 
-    # ---- in advance ----
-
     def _warm_up_backlog_if_silent(self) -> None:
-        """A message may have to be diverted soon: then there is a link."""
+        """Open a backlog link in advance: a message may have to be diverted soon."""
         if self._entity.machine.evidence.silent_since is not None:
             self._warm_up_backlog(None)
 
     def _warm_up_backlog(self, session: str | None) -> None:
-        # With order within sessions each session has a queue of its own, and no one knows which will be next.
+        # With order within sessions, each session has its own queue; the next one is unknown.
         if session is None and self._pairing.diverted_sessions is None:
             index = self._pairing.choose_queue(self._choice)
             if index is not None:
@@ -458,16 +451,16 @@ class Delivery:
                 raise opening.error from None
 
     def _check_open(self) -> None:
-        # What fails on a link that was cut by `close` says nothing about the entity, and is not tried again.
+        # A failure on a link cut by `close` says nothing about the entity, and is not retried.
         if self._is_closed:
             raise ValueError("The sender was closed.") from None
 
     async def close(self) -> None:
-        """Close all links at the same time."""
+        """Close all links in parallel."""
         self._is_closed = True
         await in_parallel([pool.close for pool in (self._primary, *self._backlog.values())], 2 * CLOSING)
 
 
 def _limits(pool: LinkPool) -> Limits:
-    """The most bytes that a place takes; a guess until it has told."""
+    """Return the limits of an entity or queue; a guess until it has reported them."""
     return Limits(pool.max_message_size or STANDARD_LIMIT, pool.max_batch_size or STANDARD_LIMIT)

@@ -12,44 +12,43 @@ from typing import Any, TypeVar
 
 from azure.servicebus.aio import ServiceBusSender
 
-from ...errors import AttemptTimeoutError
+from ...pairing_errors import AttemptTimeoutError
 from ...sdk import internals
+from .synchronization import CANCEL_AGAIN
 
 logger = logging.getLogger("twinbus.pairing")
 
-#: The longest that closing a link takes.
+#: Closing a link takes no longer than this.
 CLOSING = 5.0
-#: Seconds between two cancellations of the same call: the SDK can lose one (`asyncio.wait_for` before Python 3.12).
-CANCEL_AGAIN = 0.2
-#: Seconds between two looks at the connection of a link that is being opened.
+#: Seconds between two checks of the connection of an opening link.
 REMEMBER_EVERY = 0.005
-#: The first looks are one in each turn of the event loop: a proxy may refuse sooner than any pause is over.
+#: The first checks come with every turn of the event loop: a proxy may refuse before any pause ends.
 FIRST_LOOKS = 10
 
 T = TypeVar("T")
 
 
 class Link:
-    """A link to one entity. It is opened once, and thrown away when something is wrong with it."""
+    """A link to one entity. It is opened once, and discarded when something is wrong with it."""
 
     def __init__(self, sender: ServiceBusSender, path: str) -> None:
         self.sender = sender
         self.path = path
-        #: Whether it has just been opened: no call on it was answered yet, and it was not idle.
+        #: Whether it was just opened: no call on it was answered yet, and it was never idle.
         self.is_fresh = True
-        #: The epoch of its pool in which it began to open.
+        #: The epoch of its pool when it began to open.
         self.epoch = 0
         #: When it was given back to its pool.
         self.idle_since = 0.0
-        #: The most bytes of a batch and of a single message, known once it is open.
+        #: The largest batch and single message in bytes, known once it is open.
         self.max_batch_size = self.max_message_size = 0
-        #: With these a batch is sent as it is.
+        #: Options with which the SDK sends a batch as it is.
         self.batch_options: dict[str, Any] = {}
         self._is_closed = False
         self._connection: Any = None
 
     async def open(self, seconds: float) -> None:
-        """Open it. If that fails the link must be thrown away.
+        """Open the link. If that fails, discard it.
 
         Raises:
             AttemptTimeoutError: it took longer.
@@ -65,7 +64,7 @@ class Link:
             self._remembering.cancel()
 
     def _remember(self, looks: int) -> None:
-        """Know the connection while it is being opened: if that fails the SDK forgets it, with its socket open."""
+        """Keep a reference to the opening connection: on failure the SDK forgets it with its socket open."""
         self._connection = internals.connection(self.sender) or self._connection
         pause = 0.0 if looks > 0 else REMEMBER_EVERY
         self._remembering = asyncio.get_running_loop().call_later(pause, self._remember, looks - 1)
@@ -96,7 +95,7 @@ class Link:
 
     @property
     def is_hung(self) -> bool:
-        """Whether a call of it still runs that was given up on. Tasks can be cancelled, so none does."""
+        """Whether an abandoned call of it still runs. Tasks can be cancelled, so none does."""
         return False
 
     def cut(self) -> None:
@@ -105,7 +104,7 @@ class Link:
         internals.cut(self._connection)
 
     async def close(self) -> None:
-        """Close the connection; no longer than a few seconds."""
+        """Close the connection, within a few seconds."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -117,8 +116,8 @@ class Link:
                 self.cut()
                 closing.cancel()
             elif not closing.cancelled() and closing.exception() is not None:
-                # A broken connection may fail to say good-bye.
-                logger.debug("A link to %s did not close: %r", self.path, closing.exception())
+                # Closing a broken connection may fail.
+                logger.debug("Closing the link to %s failed: %r", self.path, closing.exception())
 
     async def _close(self) -> None:
         connection = self._connection
@@ -135,7 +134,7 @@ class Link:
 
 
 class _Deadline:
-    """Ends the current task's call after a time: cuts its connection and cancels it, again and again until stopped."""
+    """Ends the task's call after a time: cuts its connection and cancels it, repeatedly, until stopped."""
 
     __slots__ = ("_cancellations", "_cancelling", "_cut", "_handle", "_task")
 
@@ -151,11 +150,11 @@ class _Deadline:
     def _expire(self) -> None:
         self._cancellations += 1
         self._handle = self._task.get_loop().call_later(CANCEL_AGAIN, self._expire)
-        self._cut()  # first: a cancelled opening leaves its connection open and forgets it
+        self._cut()  # first: a cancelled opening forgets its open connection
         self._task.cancel()
 
     def stop(self) -> bool:
-        """Stop; true if the time was over, and no one else has cancelled the task."""
+        """Stop; return whether the time was over and no one else has cancelled the task."""
         self._handle.cancel()
         if not self._cancellations:
             return False

@@ -1,4 +1,4 @@
-"""Waiting, tasks and time for asyncio. The counterpart for threads is written by hand."""
+"""Waiting, tasks and time for asyncio. The version for threads is written by hand."""
 
 # unasync: by hand
 
@@ -16,9 +16,12 @@ T = TypeVar("T")
 
 sleep = asyncio.sleep
 
+#: Seconds between two cancellations of a task: the SDK can lose one (`asyncio.wait_for` before Python 3.12).
+CANCEL_AGAIN = 0.2
+
 
 class LoopBinding:
-    """Refuses to be used on an event loop other than the first: connections belong to the loop they were opened on."""
+    """Refuses any event loop but the first: connections belong to the loop they were opened on."""
 
     __slots__ = ("_loop",)
 
@@ -53,11 +56,11 @@ class Waiter(Generic[T]):
         self._woken = asyncio.Event()
         self._value: T | None = None
         self._error: BaseException | None = None
-        #: Whether it was given a value or an error, or does not wait any more.
+        #: Whether it got a value or an error, or stopped waiting.
         self.is_done = False
 
     def give(self, value: T) -> bool:
-        """Hand it the value; false if it does not wait any more."""
+        """Hand over the value; return False if no one waits any more."""
         if self.is_done:
             return False
         self._value = value
@@ -65,13 +68,13 @@ class Waiter(Generic[T]):
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Let `wait` raise the error."""
+        """Make `wait` raise the error."""
         if not self.is_done:
             self._error = error
             self._wake()
 
     def abandon(self) -> T | None:
-        """It does not wait any more; returns the value if it was given one."""
+        """Stop waiting; return the value if it was given one."""
         self.is_done = True
         return self._value
 
@@ -84,7 +87,7 @@ class Waiter(Generic[T]):
                 self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, seconds: float | None = None) -> T:
-        """The value. After a `TimeoutError` it can be called again.
+        """Wait for the value and return it. After a `TimeoutError` it can be called again.
 
         Raises:
             TimeoutError: there was none within `seconds`.
@@ -106,12 +109,12 @@ class Tasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def bind(self) -> None:
-        """From now on tasks run on the running event loop."""
+        """Run tasks on the running event loop from now on."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
 
     def start(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """Start a task; from any thread. A failure of it is only logged."""
+        """Start a task, from any thread. Its failure is only logged."""
         if self._loop is None or self._loop.is_closed():
             return
         if _running_loop() is self._loop:
@@ -131,12 +134,14 @@ class Tasks:
             logger.error("%s failed", getattr(work, "__qualname__", work), exc_info=error)
 
     def cancel(self) -> None:
-        """Cancel all tasks, without waiting for them."""
+        """Cancel all tasks, repeatedly until they have ended: the SDK's cleanup can be slow."""
         for task in self._tasks:
             task.cancel()
+        if self._tasks and self._loop is not None:
+            self._loop.call_later(CANCEL_AGAIN, self.cancel)
 
     async def close(self, seconds: float) -> None:
-        """Wait for the tasks, and cancel those that are not over within `seconds`."""
+        """Wait for the tasks, and cancel those still running after `seconds`."""
         left = self._tasks - {asyncio.current_task()}
         if left:
             _, left = await asyncio.wait(left, timeout=seconds)
@@ -147,7 +152,7 @@ class Tasks:
 
 
 async def in_parallel(calls: Sequence[Callable[[], Awaitable[None]]], seconds: float) -> None:
-    """Await all calls at once, for at most `seconds`. What is not over by then is cancelled."""
+    """Await all calls in parallel, for at most `seconds`; then cancel the rest."""
     tasks = {asyncio.ensure_future(call()) for call in calls}
     if not tasks:
         return

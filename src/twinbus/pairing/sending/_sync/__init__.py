@@ -1,2 +1,2 @@
 # Generated from pairing/sending/_async/__init__.py by `make generate`: change it there.
-"""Written once, for asyncio. `make generate` makes the synchronous twin in `_sync`."""
+"""Asynchronous source of the sender; `make generate` writes its synchronous twin in `_sync`."""

@@ -1,22 +1,23 @@
 # Generated from pairing/sending/_async/handover.py by `make generate`: change it there.
-"""Order within a session: calls of a session take turns, and a diverted session is handed back to the primary."""
+"""Keeps order within sessions: calls take turns, and diverted sessions return to the primary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from ...core import Pairing
-from ...errors import NoFreeLinkError
-from ...failover import Healthy
-from ...naming import entity_key
-from ...sessions import HOLD_SECONDS, Session
-from ..budget import Budget
+from twinbus.servicebus.entity_paths import entity_key
+
+from ...failover.entity_failover import Healthy
+from ...pairing_errors import NoFreeLinkError
+from ...pairing_state import Pairing
+from ..call_budget import Budget
+from ..diverted_sessions import HOLD_SECONDS, Session
 from .synchronization import Waiter
 
 
 class Handover:
-    """The sessions of one sender."""
+    """Orders the sessions of one sender."""
 
     def __init__(self, pairing: Pairing, path: str) -> None:
         self._pairing = pairing
@@ -50,20 +51,21 @@ class Handover:
             turns.leave(key)
 
     def is_over(self, session: str, budget: Budget) -> bool:
-        """Whether the session may go to the primary.
+        """Return whether the session may go to the primary.
 
-        A send of a session that still has messages in the backlog is held until they are gone, at most for
-        `HOLD_SECONDS` and for the call's share of time; then it has to be diverted, and a later one is held again.
+        A send of a session that still has messages in the backlog is held until they are gone, for at most
+        `HOLD_SECONDS` and half of the call's share of time; the rest is for the primary. After that it is diverted.
         """
         if self._sessions is None or not self._sessions.is_diverted(self._path, session):
             return True
         entity, clock = self._pairing.entity(self._path), self._pairing.clock
-        seconds = min(HOLD_SECONDS, budget.before_backlog())
+        seconds = min(HOLD_SECONDS, budget.before_backlog() / 2)
         key = Session(self._key, session)
         waiter: Waiter[bool] = Waiter()
         if not isinstance(entity.machine.state, Healthy) or seconds <= 0:
             return False
-        if not self._sessions.hold(key, waiter, clock()):
+        began = clock()
+        if not self._sessions.hold(key, waiter, began):
             return not self._sessions.is_diverted(self._path, session)
         is_released = False
         try:
@@ -71,11 +73,11 @@ class Handover:
         except TimeoutError:
             pass
         finally:
-            self._sessions.end_hold(key, waiter, clock(), is_released=is_released)
+            self._sessions.end_hold(key, waiter, began, clock(), is_released=is_released)
         return is_released
 
     def diverting(self, session: str | None, queue: int) -> AbstractContextManager[None]:
-        """Around an attempt to store a message in a backlog queue."""
+        """Wrap an attempt to store a message in a backlog queue."""
         if session is None or self._sessions is None:
             return nullcontext()
         return self._sessions.diverting(self._path, session, queue)

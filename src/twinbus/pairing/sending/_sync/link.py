@@ -17,49 +17,49 @@ from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusSender
 
-from ...errors import AttemptTimeoutError
+from ...pairing_errors import AttemptTimeoutError
 from ...sdk import deadline, internals
 from .watchdog import watchdog
 
 logger = logging.getLogger("twinbus.pairing")
 
-#: The longest that closing a link takes.
+#: Closing a link takes no longer than this.
 CLOSING = 5.0
 
 T = TypeVar("T")
 
 
 class Link:
-    """A link to one entity. It is opened once, and thrown away when something is wrong with it."""
+    """A link to one entity. It is opened once, and discarded when something is wrong with it."""
 
     def __init__(self, sender: ServiceBusSender, path: str) -> None:
         self.sender = sender
         self.path = path
-        #: Whether it has just been opened: no call on it was answered yet, and it was not idle.
+        #: Whether it was just opened: no call on it was answered yet, and it was never idle.
         self.is_fresh = True
-        #: The epoch of its pool in which it began to open.
+        #: The epoch of its pool when it began to open.
         self.epoch = 0
         #: When it was given back to its pool.
         self.idle_since = 0.0
-        #: The most bytes of a batch and of a single message, known once it is open.
+        #: The largest batch and single message in bytes, known once it is open.
         self.max_batch_size = self.max_message_size = 0
-        #: With these a batch is sent as it is.
+        #: Options with which the SDK sends a batch as it is.
         self.batch_options: dict[str, Any] = {}
-        #: When the call that is under way has to be over, for the watchdog.
+        #: When the running call must end, for the watchdog.
         self.ends = math.inf
         self._is_overdue = False
         self._can_cut = False
         self._lock = threading.Lock()
         self._is_closed = False
-        #: Whether it is past the point where something of it needs the watchdog.
+        #: Whether it no longer needs the watchdog.
         self._is_unwatched = False
-        # Set when it is cut or closed, for what waits in a helper thread.
+        # Set when it is cut or closed, for code that waits in a helper thread.
         self._given_up = threading.Event()
         self._helper: threading.Thread | None = None
         self._connection: Any = None
 
     def open(self, seconds: float) -> None:
-        """Open it. If that fails the link must be thrown away.
+        """Open the link. If that fails, discard it.
 
         Raises:
             AttemptTimeoutError: it took longer.
@@ -107,7 +107,7 @@ class Link:
             deadline.call.ends = self.ends = math.inf
 
     def _call_in_helper(self, function: Callable[..., T], *arguments: Any, seconds: float) -> T:
-        """Make a call in a thread that is abandoned when the time is over."""
+        """Make a call in a thread that is abandoned at the timeout."""
         outcome: list[T] = []
         errors: list[BaseException] = []
         is_over = threading.Event()
@@ -122,7 +122,7 @@ class Link:
             finally:
                 is_over.set()
 
-        with self._lock:  # `close` sees a helper that runs, or none
+        with self._lock:  # `close` sees a running helper, or none
             if self._is_closed:
                 raise AttemptTimeoutError(self.path, seconds, is_unsent=True)
             helper = threading.Thread(target=run, name="twinbus-link", daemon=True)
@@ -136,11 +136,11 @@ class Link:
 
     @property
     def is_hung(self) -> bool:
-        """Whether a call of it still runs that was given up on."""
+        """Whether an abandoned call of it still runs."""
         return self._helper is not None and self._helper.is_alive()
 
     def cut_overdue(self) -> None:
-        """End the call that is under way: its time is over."""
+        """End the running call: its time is over."""
         self._is_overdue = True
         self._cut()
 
@@ -148,7 +148,7 @@ class Link:
         """Cut the connection, so that nothing more is written; `close` is still needed."""
         self._given_up.set()
         if self.is_hung:
-            # Until it can be cut: it may not be connected yet.
+            # It may not be connected yet: have the watchdog repeat the cut.
             self.ends = 0.0
             self._watch()
         self._cut()
@@ -158,7 +158,7 @@ class Link:
         internals.cut(self._connection)
 
     def close(self) -> None:
-        """Close the connection; no longer than a few seconds."""
+        """Close the connection, within a few seconds."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if was_closed:
@@ -167,7 +167,7 @@ class Link:
         closing = threading.Thread(target=self._close, name="twinbus-close", daemon=True)
         try:
             closing.start()
-        except RuntimeError:  # in a function of atexit, since Python 3.12
+        except RuntimeError:  # in atexit functions, since Python 3.12
             self._close()
             return
         closing.join(CLOSING)
@@ -176,15 +176,15 @@ class Link:
 
     def _close(self) -> None:
         if self._helper is not None:
-            self._helper.join()  # the SDK's sender must not be closed by one thread while another opens it
+            self._helper.join()  # one thread must not close the SDK's sender while another opens it
         with self._lock:
             self._is_unwatched = True
             watchdog.forget(self)
         try:
             self.sender.close()
         except Exception as error:
-            # A broken connection may fail to say good-bye.
-            logger.debug("A link to %s did not close: %r", self.path, error)
+            # Closing a broken connection may fail.
+            logger.debug("Closing the link to %s failed: %r", self.path, error)
         sock = internals.open_socket(self._connection)
         if sock is not None:
             sock.close()

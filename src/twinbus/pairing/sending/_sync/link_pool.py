@@ -1,13 +1,13 @@
 # Generated from pairing/sending/_async/link_pool.py by `make generate`: change it there.
-"""The links of one sender to one entity or backlog queue.
+"""Pools the links of one sender to one entity or backlog queue.
 
     with pool.link(budget) as link:
         link.call(link.sender.send_messages, message, seconds=10)
 
-A link serves one call at a time. Callers that find none free wait in line, first come, first served: a link that is
-given back is handed to the first of them, so that no caller can take it again before the others. Links are opened by
-the pool itself, not by its callers: one that loses patience leaves the opening to the next. The link used last is
-taken first, so that the others become idle and are closed.
+A link serves one call at a time. Callers that find no free link wait in order: a released link goes to the first of
+them, so no caller can take it again before the others. The pool opens links itself, not on behalf of a caller: when a
+caller times out, the opening serves the next. The most recently used link is taken first, so that the others become
+idle and are closed.
 
 State, guarded by the lock of `Connections`: `_idle`, `_busy`, `_opening`, `_queued`, `_waiting`, `_waiting_for_fresh`,
 `_answered_at`, `_turn_came_at`, `_is_starved`, `_epoch`, `_grows_at`, `_growth_pause`, `_abandoned`, `_is_closed`.
@@ -29,33 +29,33 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
-from ...core import Attempt
-from ...errors import HungCallsError, NoFreeLinkError
-from ...policy import Cause, cause_of, explained
-from ..budget import Budget
-from ..slots import Connections
+from ...failover.error_classification import Cause, cause_of, explained
+from ...pairing_errors import AttemptTimeoutError, HungCallsError, NoFreeLinkError
+from ...pairing_state import Attempt
+from ..call_budget import Budget
+from ..connection_slots import Connections
 from .link import CLOSING, Link
 from .synchronization import Tasks, Waiter
 
-#: Links of one pool that open at the same time.
+#: Links of one pool that may open at the same time.
 MAX_OPENING = 4
-#: Links that were not needed for this many seconds are closed, but for one.
+#: Close links that were idle for this many seconds, except one.
 IDLE_SECONDS = 60.0
-#: How long a pool does not grow after a link failed to open while others work, the first time and at most.
+#: Shortest and longest pause in growth after a link failed to open while others work.
 GROWTH_PAUSE, LONGEST_GROWTH_PAUSE = 1.0, 30.0
 
-# After these the SDK keeps its connection, and the entity has answered.
+# Errors after which the SDK keeps its connection, and the entity has answered.
 _REFUSALS = (ServiceBusQuotaExceededError, ServiceBusServerBusyError)
-# After these, too, it keeps its connection. Errors of other libraries were raised before it was used.
+# Causes after which it keeps its connection, too. Errors of other libraries are raised before it is used.
 _KEEPS_LINK = (MessageSizeExceededError, *_REFUSALS)
 
 
 class ReroutedError(Exception):
-    """The route has changed while a caller waited for a link: nothing was sent."""
+    """The route changed while a caller waited for a link: nothing was sent."""
 
 
 class OpeningError(Exception):
-    """No link could be opened, and the pairing knows it; `error` says why."""
+    """No link could be opened, which the pairing already knows; `error` says why."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -63,33 +63,33 @@ class OpeningError(Exception):
 
 
 class SilentError(Exception):
-    """The caller's share of time is over and nothing was heard from the entity: nothing was sent."""
+    """The caller's share of time is over and the entity never answered: nothing was sent."""
 
 
-class Place(Protocol):
-    """The entity or backlog queue that a pool leads to, as its pairing sees it."""
+class PoolTarget(Protocol):
+    """Reports to the pairing about the entity or backlog queue that a pool connects to."""
 
     def openings_at_once(self, live: int) -> int:
-        """How many links may open at the same time, where `live` links work."""
+        """Return how many links may open at the same time while `live` links work."""
 
     def begin(self) -> Attempt:
-        """A link begins to open."""
+        """Begin to open a link."""
 
     def answered(self) -> None:
-        """A link was opened."""
+        """Record that a link was opened."""
 
     def failed(self, error: Exception, attempt: Attempt, *, is_conclusive: bool) -> None:
-        """A link failed to open."""
+        """Record that a link failed to open."""
 
 
 class LinkPool:
-    """Up to `max_links` links to one place; `make` makes a new sender of the SDK."""
+    """Up to `max_links` links to one entity or queue; `make` creates an SDK sender."""
 
     def __init__(
         self,
         make: Callable[[], ServiceBusSender],
         path: str,
-        place: Place,
+        target: PoolTarget,
         connections: Connections,
         *,
         max_links: int,
@@ -98,28 +98,28 @@ class LinkPool:
         share: Callable[[Budget], float],
     ) -> None:
         self.path = path
-        #: The most bytes of a batch and of a single message; 0 until a link was open.
+        #: The largest batch and single message in bytes; 0 until a link was open.
         self.max_batch_size = self.max_message_size = 0
         self._make = make
-        self._place = place
+        self._target = target
         self._connections = connections
         self._lock = connections.lock
         self._max_links = max_links
         self._attempt_timeout = attempt_timeout
         self._clock = clock
-        # How long a caller waits before it asks whether waiting makes sense.
+        # How long a caller waits before it checks whether waiting still makes sense.
         self._share = share
         self._openings = Tasks()
         self._closings = Tasks()
         self._idle: list[Link] = []
-        # In order, so that a simulated run can be replayed.
+        # Ordered, so that a simulated run can be replayed.
         self._busy: dict[Link, None] = {}
         self._opening: dict[Link, None] = {}
         self._queued = 0
         self._waiting: deque[_Caller] = deque()
         self._waiting_for_fresh: deque[_Caller] = deque()
         self._answered_at = self._turn_came_at = -math.inf
-        # Whether it has no link, and no connection was left for one.
+        # Whether it has no link because no connection was left for one.
         self._is_starved = False
         self._epoch = 0
         self._grows_at = -math.inf
@@ -128,14 +128,12 @@ class LinkPool:
         self._is_closed = False
         connections.join(self)
 
-    # ---- for callers ----
-
     def link(self, budget: Budget, *, fresh: bool = False) -> Lease:
-        """A link to use within a `with` block; with `fresh` one that was never used."""
+        """Borrow a link for a `with` block; with `fresh` one that was never used."""
         return Lease(self, budget, fresh)
 
     def acquire(self, budget: Budget, fresh: bool = False) -> Link:
-        """Take a link. It must be given back with `release`.
+        """Take a link; give it back with `release`.
 
         Raises:
             NoFreeLinkError: the links were in use for all of the caller's time; nothing was tried.
@@ -170,14 +168,15 @@ class LinkPool:
                     if caller.is_done:
                         continue
                     is_alive = self._is_alive_since(since)
+                    is_in_use = bool(self._busy)
                 since, share = self._clock(), budget.rest()
                 if share <= 0:
-                    raise NoFreeLinkError(self.path, self._max_links, since - caller.since) from None
+                    raise NoFreeLinkError(self.path, self._max_links, since - caller.since, is_in_use) from None
                 if not is_alive:
                     raise SilentError from None
 
     def _is_alive_since(self, since: float) -> bool:
-        """Whether waiting makes sense: a link was answered, or an opening had to wait for those of other entities."""
+        """Return whether waiting makes sense: a link was answered, or an opening is queued behind other entities'."""
         is_queued = self._queued > 0 and self._queued == len(self._opening) and not self._busy
         if (is_queued or self._is_starved) and self._connections.answered_at >= since:
             return True
@@ -196,7 +195,7 @@ class LinkPool:
                 self._hand_on(link)
 
     def release(self, link: Link, error: BaseException | None = None) -> None:
-        """Give a link back after a call; it is thrown away if it may not be in order after this error."""
+        """Give a link back after a call; discard it if the error may have broken it."""
         is_good = error is None or (
             isinstance(error, _KEEPS_LINK)
             or (isinstance(error, Exception) and not isinstance(error, (ServiceBusError, OSError)))
@@ -215,7 +214,7 @@ class LinkPool:
                 self._grow()
 
     def _hand_on(self, link: Link) -> None:
-        """Give a link that is in use to the first caller that waits, or keep it for the next."""
+        """Hand a link that is in use to the first waiting caller, or keep it for the next."""
         starved_since = self._connections.starved_since()
         while self._waiting and self._waiting[0].since <= starved_since:
             if self._waiting.popleft().give(link):
@@ -228,11 +227,11 @@ class LinkPool:
             self._grow()
         else:
             link.idle_since = self._clock()
-            link.is_fresh = False  # by the time it is used it may be stale
+            link.is_fresh = False  # it may be stale by the time it is used
             self._idle.append(link)
 
     def warm_up(self) -> None:
-        """Open a link, unless there is one, so that the next caller need not wait. Call it where callers run."""
+        """Open a link unless there is one, so that the next caller need not wait. Call it where callers run."""
         with self._lock:
             if not self._is_closed and not self._idle and not self._busy and not self._opening:
                 self._bind()
@@ -244,13 +243,11 @@ class LinkPool:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the entity has told its limits."""
+        """Whether the entity has reported its limits."""
         return self.max_batch_size > 0
 
-    # ---- growth ----
-
     def grow(self) -> None:
-        """Open links that are wanted: there may be a place now."""
+        """Open the links that are needed; a connection may be free now."""
         with self._lock:
             if not self._is_closed:
                 self._grow()
@@ -260,12 +257,12 @@ class LinkPool:
             pass
 
     def _wanted(self) -> int:
-        """How many links should be opening."""
+        """Return how many links should be opening."""
         callers = len(self._waiting_for_fresh) + len(self._waiting)
         live = len(self._idle) + len(self._busy)
         if live and self._clock() < self._grows_at and not self._waiting_for_fresh:
             return 0
-        return min(callers, self._max_links - live, self._place.openings_at_once(live))
+        return min(callers, self._max_links - live, self._target.openings_at_once(live))
 
     def _open_one(self) -> bool:
         self._abandoned = [link for link in self._abandoned if link.is_hung]
@@ -304,7 +301,7 @@ class LinkPool:
         finally:
             with self._lock:
                 self._queued -= 1
-        attempt = self._place.begin()
+        attempt = self._target.begin()
         try:
             link.open(self._attempt_timeout)
         except Exception as error:
@@ -335,12 +332,14 @@ class LinkPool:
             else:
                 self._hand_on(link)
             self._grow()
-        self._place.answered()
+        self._target.answered()
 
     def _opening_failed(self, link: Link, error: Exception, attempt: Attempt) -> None:
         is_current = link.epoch == self._epoch
         if is_current and not self._is_closed:
-            self._place.failed(error, attempt, is_conclusive=True)
+            # Refused at once, while calls on other links still wait for an answer: those results decide.
+            is_conclusive = not self._busy or isinstance(error, AttemptTimeoutError)
+            self._target.failed(error, attempt, is_conclusive=is_conclusive)
         with self._lock:
             self._opening_ended(link, grow=False)
             if self._is_closed:
@@ -354,11 +353,11 @@ class LinkPool:
                 self._grows_at = self._clock() + self._growth_pause
                 self._growth_pause = min(2 * self._growth_pause, LONGEST_GROWTH_PAUSE)
             elif not self._opening or cause_of(error) is not Cause.UNAVAILABLE:
-                # What was refused to one is refused to all: no one waits for the next opening to be told the same.
+                # The refusal holds for all callers: fail them now instead of after another opening.
                 self._fail_all(OpeningError(error))
 
     def _opening_ended(self, link: Link, grow: bool = True) -> None:
-        """Nothing has come of an opening."""
+        """Undo an opening that produced no link."""
         with self._lock:
             if link not in self._opening:
                 return  # the pool was closed
@@ -367,10 +366,8 @@ class LinkPool:
             if grow:
                 self._grow()
 
-    # ---- the end of links ----
-
     def _throw_away(self, link: Link, *, cut: bool = True) -> None:
-        """Close a link behind the caller's back."""
+        """Close a link in the background."""
         if cut:
             link.cut()
         if link.is_hung:
@@ -384,7 +381,7 @@ class LinkPool:
                 line.popleft().fail(error)
 
     def route_changed(self) -> None:
-        """The entity has failed over or is back: no link of before is used any more, and callers look again."""
+        """Discard all links after a failover or recovery, and make callers look again."""
         with self._lock:
             self._epoch += 1
             self._fail_all(ReroutedError())
@@ -392,16 +389,16 @@ class LinkPool:
                 self._throw_away(self._idle.pop(), cut=False)
 
     def idle_since(self) -> float | None:
-        """Since when its least recently used idle link is idle; None if it has none."""
+        """Return since when the least recently used idle link is idle; None if there is none."""
         return self._idle[0].idle_since if self._idle else None
 
     def evict(self) -> None:
-        """Close that link."""
+        """Close the least recently used idle link."""
         with self._lock:
             self._throw_away(self._idle.pop(0), cut=False)
 
     def close_idle(self, now: float) -> None:
-        """Close the links that were not needed for a while, but for one."""
+        """Close the links that were idle for a while, except one."""
         with self._lock:
             while self._idle and len(self._idle) + len(self._busy) > 1:
                 if now - self._idle[0].idle_since <= IDLE_SECONDS:
@@ -409,7 +406,7 @@ class LinkPool:
                 self._throw_away(self._idle.pop(0), cut=False)
 
     def close(self) -> None:
-        """Close all links at the same time; no longer than a few seconds. Calls under way fail."""
+        """Close all links in parallel, within a few seconds. Running calls fail."""
         with self._lock:
             self._is_closed = True
             self._connections.leave(self)
@@ -420,7 +417,9 @@ class LinkPool:
                 while links:
                     self._throw_away(links.popitem()[0])
         self._openings.cancel()
+        ends = self._clock() + CLOSING
         self._closings.close(CLOSING)
+        self._openings.close(max(0.0, ends - self._clock()))
 
     def _check_open(self) -> None:
         if self._is_closed:

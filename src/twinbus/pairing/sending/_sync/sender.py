@@ -1,5 +1,5 @@
 # Generated from pairing/sending/_async/sender.py by `make generate`: change it there.
-"""The sender: it looks like the SDK's, and goes on when the primary is down."""
+"""The paired sender: a drop-in for the SDK's that keeps sending while the primary is down."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, NoReturn, Self
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from ...batch import EnvelopeBatch
-from ...checks import check_count, check_timeout, check_type
-from ...core import Pairing
-from ...errors import ScheduledInBacklogError
-from ...failover import Route
-from ...parcel import Scheduled, parcel_of
-from ...receipt import Receipt
+from ...argument_checks import check_count, check_timeout, check_type
+from ...failover.entity_failover import Route
+from ...pairing_errors import ScheduledInBacklogError
+from ...pairing_state import Pairing
 from ...sdk.subclass import guarded
-from ..budget import Budget
+from ..batch import EnvelopeBatch
+from ..call_budget import Budget
+from ..parcel import Scheduled, parcel_of
+from ..receipt import Receipt
 from .delivery import Delivery
 from .synchronization import LoopBinding
 
@@ -34,20 +34,20 @@ MessageTypes = (
     | Iterable[AmqpAnnotatedMessage]
 )
 
-# What is scheduled through the backlog has no number yet. These are negative, and never the same twice.
+# Sequence numbers of messages scheduled through the backlog: negative and unique.
 _placeholders = itertools.count(-1, -1)
 
 
 @guarded(ServiceBusSender)
 class PairedSender(ServiceBusSender):
-    """Sends to a queue or topic of the primary namespace, or through the backlog while that cannot be reached.
+    """Sends to a queue or topic of the primary namespace, or through the backlog while the primary is unavailable.
 
-    It is a `ServiceBusSender` to programs and type checkers, with its methods and parameters, but inherits nothing that
-    sends, and opens when it is first used. Sends return a `Receipt`. The caller's `timeout` covers everything that a
-    call does. It can be shared: each call has a link of its own, up to the option `max_links` at a time.
+    It is a `ServiceBusSender` to programs and type checkers, with the same methods and parameters, but inherits no code
+    that sends, and opens on first use. Sends return a `Receipt`. The caller's `timeout` covers the whole call. A sender
+    can be shared: each call has its own link, up to `max_links` at a time.
 
-    The clients are used for nothing but to make senders. They must do without retries of their own (`retry_total=0`):
-    trying again is decided here.
+    The clients are used only to make senders. They must not retry by themselves (`retry_total=0`): that is decided
+    here.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PairedSender(ServiceBusSender):
         client_identifier: str | None = None,
         **options: Any,
     ) -> None:
-        # Not `super().__init__`: the links of the SDK are in `Delivery`.
+        # Not `super().__init__`: `Delivery` has the links of the SDK.
         self.entity_name: str = entity_path
         self.fully_qualified_namespace: str = primary_client.fully_qualified_namespace
         self._client_identifier = client_identifier or f"SBSender-{uuid.uuid4()}"
@@ -74,9 +74,7 @@ class PairedSender(ServiceBusSender):
         options["client_identifier"] = self._client_identifier
         self._delivery = Delivery(pairing, entity_path, primary_client, backlog_client, **options)
 
-    # ---- sending ----
-
-    # The SDK's returns nothing, so whoever takes this sender for the SDK's drops the receipt.
+    # The SDK's method returns nothing, so code written for it ignores the receipt.
     def send_messages(  # type: ignore[override]
         self,
         message: MessageTypes | ServiceBusMessageBatch,
@@ -90,13 +88,13 @@ class PairedSender(ServiceBusSender):
         an empty list nothing is sent; its receipt has the route that a message would take now, and 0 attempts.
 
         Raises:
-            BacklogUnavailableError: it was not accepted, or only the messages that its `accepted_ids` name.
-            NoFreeLinkError: the call's time was over before it had a link; nothing was tried.
+            BacklogUnavailableError: nothing was accepted, or only the messages in its `accepted_ids`.
+            NoFreeLinkError: the call timed out before it had a link; nothing was tried.
             EnvelopeTooLargeError: it fits the entity but not the backlog, and that is needed.
-            PairedClientFaultedError: the pairing is out of order for good.
+            PairedClientFaultedError: the pairing has faulted.
             azure.servicebus.exceptions.ServiceBusError: what the SDK's sender raises, unless it means that the primary
                 cannot be reached.
-            TypeError, ValueError: an argument is not as it has to be.
+            TypeError, ValueError: an argument has the wrong type or value.
         """
         if kwargs or timeout is not None or self._is_closed or not self._loop.is_current:
             self._check(timeout, kwargs)
@@ -104,7 +102,7 @@ class PairedSender(ServiceBusSender):
         if not parcel.message_ids:
             return Receipt(self._pairing.route(self._entity).route, self.entity_name, None, (), 0)
         queue, _ = self._delivery.deliver(parcel, self._unbounded if timeout is None else self._budget(timeout))
-        if parcel.nameless:
+        if parcel.newly_identified:
             parcel.accepted()
         route = Route.PRIMARY if queue is None else Route.BACKLOG
         return Receipt(route, self.entity_name, queue, parcel.message_ids, parcel.attempts)
@@ -117,9 +115,9 @@ class PairedSender(ServiceBusSender):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> list[int]:
-        """Send messages that are to arrive at a later time, and return their sequence numbers.
+        """Schedule messages for a later time, and return their sequence numbers.
 
-        Those that went through the backlog have negative ones: they name no message and cannot be cancelled.
+        Messages that went through the backlog have negative numbers: they name no message and cannot be cancelled.
 
         Raises:
             Exception: the same as `send_messages`.
@@ -140,11 +138,11 @@ class PairedSender(ServiceBusSender):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Cancel messages that were scheduled and have not arrived yet.
+        """Cancel scheduled messages that have not arrived yet.
 
         Raises:
             ScheduledInBacklogError: there are negative numbers among them. Nothing was cancelled.
-            EntityFailedOverError: the primary must be left alone now.
+            EntityFailedOverError: the entity is failed over.
             azure.servicebus.exceptions.ServiceBusError: what the SDK's sender raises.
         """
         self._check(timeout, kwargs)
@@ -156,7 +154,7 @@ class PairedSender(ServiceBusSender):
         self._delivery.cancel(numbers, self._budget(timeout))
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
-        """A batch that can be diverted whole: it leaves room for the envelope. Messages are added until it is full.
+        """Return a batch that can be diverted whole: it leaves room for the envelope.
 
         Raises:
             ValueError: `max_size_in_bytes` is more than the entity takes.
@@ -181,7 +179,7 @@ class PairedSender(ServiceBusSender):
         )
 
     def open_standby(self, *, timeout: float | None = None) -> None:
-        """Open the link to a backlog queue in advance, so that the first send after a failover need not.
+        """Open the link to a backlog queue in advance, so that the first send after a failover is fast.
 
         Raises:
             azure.servicebus.exceptions.ServiceBusError: it cannot be opened.
@@ -189,11 +187,9 @@ class PairedSender(ServiceBusSender):
         self._check(timeout, {})
         self._delivery.open_standby(self._budget(timeout))
 
-    # ---- the rest of the SDK's sender ----
-
     @property
     def client_identifier(self) -> str:
-        """What the service calls this sender in its error messages."""
+        """The name of this sender in the service's error messages."""
         return self._client_identifier
 
     def __str__(self) -> str:
@@ -214,7 +210,7 @@ class PairedSender(ServiceBusSender):
         return self._is_closed
 
     def close(self) -> None:
-        """Close all its links. It cannot be used again. In a forked child it leaves those of the parent alone."""
+        """Close all links; the sender cannot be used again. In a forked child the parent's links stay open."""
         if not self._pairing.is_forked:
             self._loop.check()
             self._is_closed = True
@@ -228,7 +224,7 @@ class PairedSender(ServiceBusSender):
             warnings.warn(f"Unsupported keyword args: {unknown}", stacklevel=3)
         self._pairing.check()
         if self._is_closed:
-            # In the words of the SDK, which programs may look for.
+            # The SDK's words, which programs may look for.
             raise ValueError(
                 "The sender was closed: the handler has already been shutdown."
                 " Please use ServiceBusClient to create a new instance."
@@ -237,8 +233,8 @@ class PairedSender(ServiceBusSender):
         check_timeout("timeout", timeout)
 
 
-def _sequence_numbers(given: Any) -> list[int]:
-    numbers = [given] if isinstance(given, int) or not isinstance(given, Iterable) else list(given)
+def _sequence_numbers(value: Any) -> list[int]:
+    numbers = [value] if isinstance(value, int) or not isinstance(value, Iterable) else list(value)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"sequence_numbers must be whole numbers, not {number!r}")

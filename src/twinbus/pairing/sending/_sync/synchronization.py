@@ -16,7 +16,7 @@ sleep = time.sleep
 
 
 class LoopBinding:
-    """Threads may share everything: this refuses nothing."""
+    """Refuses nothing: threads may share everything."""
 
     __slots__ = ()
     is_current = True
@@ -32,11 +32,11 @@ class Waiter(Generic[T]):
         self._woken = threading.Event()
         self._value: T | None = None
         self._error: BaseException | None = None
-        #: Whether it was given a value or an error, or does not wait any more.
+        #: Whether it got a value or an error, or stopped waiting.
         self.is_done = False
 
     def give(self, value: T) -> bool:
-        """Hand it the value; false if it does not wait any more."""
+        """Hand over the value; return False if no one waits any more."""
         if self.is_done:
             return False
         self._value = value
@@ -45,19 +45,19 @@ class Waiter(Generic[T]):
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Let `wait` raise the error."""
+        """Make `wait` raise the error."""
         if not self.is_done:
             self._error = error
             self.is_done = True
             self._woken.set()
 
     def abandon(self) -> T | None:
-        """It does not wait any more; returns the value if it was given one."""
+        """Stop waiting; return the value if it was given one."""
         self.is_done = True
         return self._value
 
     def wait(self, seconds: float | None = None) -> T:
-        """The value. After a `TimeoutError` it can be called again.
+        """Wait for the value and return it. After a `TimeoutError` it can be called again.
 
         Raises:
             TimeoutError: there was none within `seconds`.
@@ -71,23 +71,23 @@ class Waiter(Generic[T]):
 
 
 class Tasks:
-    """Background threads of a sender. They are daemons: a program that forgets to close can still end."""
+    """Background threads of a sender. As daemons they never keep a program from ending."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
 
     def bind(self) -> None:
-        """Threads need nothing to run on."""
+        """Do nothing: threads need no loop."""
 
     def start(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Start a thread. A failure in it is only logged."""
+        """Start a thread. Its failure is only logged."""
         thread = threading.Thread(target=self._run, args=(work, *arguments), name="twinbus-sender", daemon=True)
         with self._lock:
             self._threads.add(thread)
         try:
             thread.start()
-        except RuntimeError:  # in a function of atexit, since Python 3.12
+        except RuntimeError:  # in atexit functions, since Python 3.12
             with self._lock:
                 self._threads.discard(thread)
             self._run(work, *arguments)
@@ -102,23 +102,23 @@ class Tasks:
                 self._threads.discard(threading.current_thread())
 
     def cancel(self) -> None:
-        """Threads cannot be cancelled: what they wait for has to be cut."""
+        """Do nothing: threads cannot be cancelled; cut what they wait for."""
 
     def close(self, seconds: float) -> None:
-        """Wait for the threads, at most `seconds` in all."""
+        """Wait for the threads, at most `seconds` in total."""
         with self._lock:
             threads = list(self._threads)
         _join(threads, seconds)
 
 
 def in_parallel(calls: Sequence[Callable[[], None]], seconds: float) -> None:
-    """Make all calls at once, and wait for them for at most `seconds`."""
+    """Make all calls in parallel, and wait for them for at most `seconds`."""
     threads = []
     for call in calls:
         thread = threading.Thread(target=_quietly, args=(call,), name="twinbus-close", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # in a function of atexit, since Python 3.12
+        except RuntimeError:  # in atexit functions, since Python 3.12
             _quietly(call)
         else:
             threads.append(thread)

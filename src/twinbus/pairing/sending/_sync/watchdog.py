@@ -1,4 +1,4 @@
-"""Ends calls of the SDK that take too long, for threads: they cannot be cancelled, but their connection can be cut."""
+"""Ends SDK calls that take too long, for threads: it cuts their connection, because threads cannot be cancelled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUT_EVERY = 0.2
 class Watched(Protocol):
     """A call that a thread waits for."""
 
-    #: When it has to be over, by `time.monotonic`; infinity while there is no call.
+    #: When it must end, by `time.monotonic`; infinity while there is no call.
     ends: float
 
     def cut_overdue(self) -> None:
@@ -27,11 +27,11 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """Ends overdue calls, again and again until they are over.
+    """Ends overdue calls, repeatedly until they have ended.
 
-    Once is not enough: there are moments at which a connection that is being opened cannot be cut. The thread lives
-    as long as there is something to watch, and sleeps until the earliest end that it knows of. So that setting `ends`
-    costs next to nothing, only a call that ends before `next_look` has to call `hurry`.
+    Once is not enough: at some moments an opening connection cannot be cut. The thread lives while there is something
+    to watch, and sleeps until the earliest known end. To keep setting `ends` cheap, only a call that ends before
+    `next_look` has to call `hurry`.
     """
 
     def __init__(self) -> None:
@@ -39,51 +39,51 @@ class Watchdog:
         watch_forks(self)
 
     def forked(self) -> None:
-        """A forked child has no thread and watches nothing: it must not cut the connections of its parent."""
+        """Reset in a forked child: it must not cut the connections of its parent."""
         self._changed = threading.Condition()
         self._watched: set[Watched] = set()
         self._thread: threading.Thread | None = None
         self.next_look = math.inf
 
-    def watch(self, one: Watched) -> None:
-        """Watch it from now on."""
+    def watch(self, watched: Watched) -> None:
+        """Start to watch a link."""
         with self._changed:
-            self._watched.add(one)
+            self._watched.add(watched)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="twinbus-watchdog", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def forget(self, one: Watched) -> None:
-        """Watch it no longer."""
+    def forget(self, watched: Watched) -> None:
+        """Stop watching a link."""
         with self._changed:
-            self._watched.discard(one)
+            self._watched.discard(watched)
             self._changed.notify()
 
     def hurry(self) -> None:
-        """Look at once when to look next."""
+        """Recompute at once when to look next."""
         with self._changed:
             self._changed.notify()
 
     def _run(self) -> None:
         with self._changed:
             while self._watched:
-                # A call that sets its end from here on will hurry us; those set before are seen below.
+                # A call that sets its end from here on calls `hurry`; earlier ones are seen below.
                 self.next_look = math.inf
                 now = time.monotonic()
-                ends = [self._cut(one, now) if one.ends <= now else one.ends for one in self._watched]
+                ends = [self._cut(watched, now) if watched.ends <= now else watched.ends for watched in self._watched]
                 self.next_look = min(ends)
                 self._changed.wait(None if self.next_look == math.inf else max(0.0, self.next_look - now))
             self._thread, self.next_look = None, math.inf
 
     @staticmethod
-    def _cut(one: Watched, now: float) -> float:
+    def _cut(watched: Watched, now: float) -> float:
         try:
-            one.cut_overdue()
+            watched.cut_overdue()
         except Exception:
-            logger.exception("An overdue call could not be ended")
+            logger.exception("Ending an overdue call failed")
         return now + CUT_EVERY
 
 
-#: One for the process.
+#: The watchdog of the process.
 watchdog = Watchdog()

@@ -1,0 +1,1 @@
+"""Operator tools: inspect the backlog, replay its dead letters, read entity states from a ledger."""

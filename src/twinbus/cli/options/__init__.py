@@ -1,0 +1,1 @@
+"""Options that several commands share: namespaces, quantities, storage, Spark and settings."""

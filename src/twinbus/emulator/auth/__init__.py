@@ -1,0 +1,1 @@
+"""Access policies, tokens, the rights they grant, and the TLS certificate."""

@@ -1,0 +1,1 @@
+"""Configuration of namespaces: TOML files, Microsoft's Config.json, and profiles."""

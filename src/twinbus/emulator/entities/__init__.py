@@ -1,0 +1,1 @@
+"""Queues, topics and subscriptions of a namespace: messages, locks, sessions, forwarding."""

@@ -1,0 +1,3 @@
+"""Subscription rules: filters that select messages and actions that change them."""
+
+from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Faults for tests: what they do to connections, links and operations."""

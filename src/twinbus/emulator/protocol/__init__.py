@@ -1,0 +1,1 @@
+"""The server side of AMQP: connections, sessions, links and their request nodes."""

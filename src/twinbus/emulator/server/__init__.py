@@ -1,0 +1,1 @@
+"""The namespace, its listener, and the HTTP and control ports."""

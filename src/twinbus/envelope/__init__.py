@@ -1,0 +1,1 @@
+"""The envelope of a diverted message: wraps it for a backlog queue and restores it."""

@@ -1,0 +1,1 @@
+"""The backlog: choosing, provisioning and watching the backlog queues in the secondary."""

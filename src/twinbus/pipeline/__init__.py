@@ -1,1 +1,0 @@
-"""The data pipeline: what the ledger says about cost, arrival and outages."""

@@ -1,0 +1,189 @@
+"""Make a report from the result tables. Needs neither Spark nor Java."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from twinbus.report.cost.billing import Contract
+from twinbus.report.cost.prices import PriceBook
+from twinbus.report.cost.usage_bill import Period as Hours
+from twinbus.report.outages import Outage, events_of, outages_of
+from twinbus.report.percentiles import percentiles
+from twinbus.tables.activity import ActivityKind
+from twinbus.tables.result_reader import Results, open_results
+
+from .cost.period_costs import EPOCH, Cost, Views, summed_cost, views_of
+from .document import Anomalies, Period, Report, Source
+from .headline import headline_of
+from .incidents import Backlog, depth_of, incidents_of, spread, timelines_of
+from .reconciliation import summary_of
+from .render.formats import place
+from .report_inputs import LISTED, ReportTables, read_tables
+
+__all__ = ["Wishes", "assemble", "open_results"]
+
+_MICROSECOND = timedelta(microseconds=1)
+#: The longest period that may be asked for: each month of it is billed.
+LONGEST = timedelta(days=3_660)
+#: How many messages a report lists one by one; the table `anomalies` has all.
+ANOMALIES = 200
+_CAME = frozenset({ActivityKind.DIVERTED})
+#: Not the completed ones: those rows may be lost with a killed syphon, and those of moves never are.
+_WENT = frozenset({ActivityKind.MOVED, ActivityKind.EXPIRED, ActivityKind.POISON})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the report is to be about. Times are whole hours in UTC."""
+
+    book: PriceBook
+    contract: Contract = field(default_factory=Contract)
+    since: datetime | None = None
+    until: datetime | None = None
+    #: Subscriptions of each topic.
+    subscriptions: Mapping[str, int] = field(default_factory=dict)
+    #: Whether latency is wanted for each entity, too.
+    is_detailed: bool = True
+
+
+def assemble(
+    results: Results,
+    wishes: Wishes,
+    *,
+    now: datetime | None = None,
+    patience: float | None = None,
+    on_wait: Callable[[], None] | None = None,
+) -> Report:
+    """Read the tables and make the report.
+
+    Args:
+        now: When the report is made.
+        patience: How long to wait for a run that is writing the tables, in seconds.
+        on_wait: Called once if it has to wait.
+
+    Raises:
+        ValueError: The period ends before it begins, or a number of subscriptions is out of bounds.
+        PriceError: The book lacks a tier of the contract.
+        TablesError: The tables cannot be read, or are being written.
+    """
+    tables = read_tables(
+        results,
+        lambda known: _period(known, wishes),
+        since=wishes.since,
+        until=wishes.until,
+        anomalies=ANOMALIES,
+        patience=patience,
+        on_wait=on_wait,
+    )
+    return _Assembling(tables, place(results.url), wishes).report(now or datetime.now(UTC))
+
+
+def _period(known: Hours | None, wishes: Wishes) -> Hours | None:
+    """The period of the report; `known` is that of all rows."""
+    if known is None:
+        return None
+    since, until = wishes.since or known.since, wishes.until or known.until
+    if since >= until:
+        name, bound = ("--until", f"later than {since:%Y-%m-%dT%H:%M}")
+        if wishes.until is None:
+            name, bound = "--since", f"earlier than {until:%Y-%m-%dT%H:%M}, where the results end"
+        raise ValueError(f"{name} must be {bound} (UTC)")
+    if until - since > LONGEST and (wishes.since or wishes.until):
+        raise ValueError(f"--since and --until must be at most {LONGEST.days:,} days apart")
+    return Hours(since, until)
+
+
+class _Assembling:
+    """One report in the making."""
+
+    def __init__(self, tables: ReportTables, url: str, wishes: Wishes) -> None:
+        self._tables = tables
+        self._url = url
+        self._wishes = wishes
+        hours = tables.period
+        is_chosen = wishes.since is not None or wishes.until is not None
+        self._period = Period(_us(hours.since), _us(hours.until), is_chosen) if hours else None
+
+    def report(self, now: datetime) -> Report:
+        tables = self._tables
+        found = summary_of(tables)
+        summary = found.to_json() if found is not None else None
+        outages = self._outages()
+        dropped, rows = tables.facts.total("dropped"), tables.facts.total("rows")
+        return Report(
+            made_at=_us(now),
+            source=self._source(rows),
+            period=self._period,
+            headline=headline_of(summary, dropped_rows=dropped, left_out=tables.inputs.statuses, rows=rows),
+            summary=summary,
+            anomalies=self._anomalies(summary),
+            outages=outages,
+            incidents=tuple(incidents_of(outages)),
+            timelines=tuple(timelines_of(outages)),
+            backlog=self._backlog(),
+            latency=tuple(percentiles(tables.latency, by_entity=self._wishes.is_detailed)),
+            cost=self._cost(),
+            dropped_rows=dropped,
+            left_out=tables.inputs.left_out,
+        )
+
+    def _source(self, rows: int) -> Source:
+        generation = self._tables.generation
+        return Source(
+            results=self._url,
+            snapshot=generation.number,
+            made_at=_us(generation.started) if generation.started else None,
+            rows=rows,
+            files=self._tables.inputs.files,
+            versions={"twinbus": generation.twinbus, "spark": generation.spark},
+        )
+
+    def _anomalies(self, summary: Mapping[str, Any] | None) -> Anomalies:
+        if summary is None or self._tables.anomalies is None:
+            return Anomalies()
+        return Anomalies(self._tables.anomalies.shown, sum(summary[word] for word in LISTED))
+
+    def _outages(self) -> tuple[Outage, ...]:
+        """Those that touch the period, whole."""
+        if self._period is None:
+            return ()
+        since, until = self._period.since, self._period.until
+        found = outages_of(self._tables.activity, self._tables.backlog_time)
+        return tuple(one for one in found if one.suspected_at < until and _end(one, until) >= since)
+
+    def _backlog(self) -> Backlog:
+        if self._period is None:
+            return Backlog(())
+        changes = (
+            ((pairing, entity), moment, part if event.kind in _CAME else -part)
+            for pairing, entity, event in events_of(self._tables.activity)
+            if event.kind in _CAME or event.kind in _WENT
+            for moment, part in spread(event.first_us, event.last_us, event.number)
+        )
+        return depth_of(changes).within(self._period.since, self._period.until)
+
+    def _cost(self) -> Cost | None:
+        """The bill of the period. No time is charged that no row covers: see docs/explanation/cost.md."""
+        facts, period = self._tables.facts, self._tables.period
+        if period is None or facts.period is None:
+            return None
+        wishes = self._wishes
+        billed = facts.period.within(period)
+        if billed is None:
+            nothing = Views((), (), ())
+            return summed_cost(nothing, wishes.book, wishes.contract, since=period.since, until=period.until, days=())
+        views = views_of(self._tables.usage, billed.since, wishes.subscriptions)
+        return summed_cost(views, wishes.book, wishes.contract, since=billed.since, until=billed.until, days=facts.days)
+
+
+def _end(outage: Outage, until: int) -> int:
+    """When it was over; one that is not, ends with the period."""
+    ends = [outage.recovered_at, outage.drained_at] if outage.diverted else [outage.recovered_at]
+    return max(until if one is None else one for one in ends)
+
+
+def _us(moment: datetime) -> int:
+    return (moment - EPOCH) // _MICROSECOND

@@ -1,0 +1,149 @@
+"""What it cost, drawn: by stage, by day and by entity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinbus.report.cost.billing import Charge, Item
+from twinbus.servicebus.entity_paths import parse_backlog_path
+from twinbus.tables.billed_units import PAIRING_STAGES
+
+from ..cost.period_costs import STAGE_TEXTS, Cost, Part, total_of
+from . import formats, plots
+from .plots import ROWS, Figure
+
+#: Entities that are drawn; the table has more, and `--json` all.
+BARS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What lengths stand for: money or, where everything was included in the tier, operations."""
+
+    currency: str
+    is_money: bool
+
+    def sides(self, part: Part) -> tuple[float, float]:
+        """The application's and pairing's."""
+        if self.is_money:
+            return float(part.application), float(part.pairing)
+        return part.application_operations, part.pairing_operations
+
+    def text(self, part: Part) -> str:
+        if self.is_money:
+            return f"{self.currency} {formats.money(part.amount)}"
+        return formats.short_number(part.operations)
+
+    @property
+    def name(self) -> str:
+        return self.currency if self.is_money else "billed operations"
+
+
+@dataclass(frozen=True, slots=True)
+class CostView:
+    cost: Cost
+    measure: Measure
+    #: Each with its caption.
+    figures: Sequence[Figure]
+    charges: Sequence[tuple[str, ...]]
+
+
+def cost_view(cost: Cost) -> CostView:
+    """The plots of a bill; one that would have a single bar is left out."""
+    measure = Measure(cost.book.currency, bool(cost.whole.amount))
+    figures = [_stages(cost, measure)]
+    if len(cost.days) > 1:
+        figures.append(_days(cost, measure))
+    if len(cost.entities) > 1:
+        figures.append(_entities(cost, measure))
+    return CostView(cost, measure, figures, [_charge_cells(one) for one in cost.bill.charges if one.quantity])
+
+
+def _stages(cost: Cost, measure: Measure) -> Figure:
+    named = {STAGE_TEXTS.get(stage, stage.name.lower()): (stage, part) for stage, part in cost.stages.items()}
+    cells = [
+        (
+            name,
+            "pairing" if stage in PAIRING_STAGES else "application",
+            formats.number(part.operations),
+            formats.money(part.amount),
+        )
+        for name, (stage, part) in named.items()
+    ]
+    return Figure(
+        plots.bars([plots.Bar(name, *measure.sides(part), measure.text(part)) for name, (_, part) in named.items()]),
+        "Cost by stage",
+        ("stage", "paid by", "billed operations", measure.currency),
+        cells,
+        caption=f"By stage, {measure.name}",
+    )
+
+
+def _days(cost: Cost, measure: Measure) -> Figure:
+    rows = []
+    for day, part in cost.days.items():
+        label = f"{day.day} {formats.month(day.year, day.month)[:3]}"
+        added = measure.text(Part(0, part.pairing_operations, pairing=part.pairing))
+        rows.append(plots.Column(label, *measure.sides(part), f"{label}: {measure.text(part)}, of it pairing {added}"))
+    highest = max(cost.days.values(), key=lambda one: sum(measure.sides(one)))
+    cells = [
+        (day.isoformat(), formats.number(part.operations), formats.money(part.application), formats.money(part.pairing))
+        for day, part in cost.days.items()
+    ]
+    return Figure(
+        plots.columns(rows, measure.text(highest)),
+        "Cost by day",
+        ("day", "billed operations", f"application, {measure.currency}", f"pairing, {measure.currency}"),
+        cells[-ROWS:],
+        left_out=max(0, len(cells) - ROWS),
+        caption=f"By day (UTC), {measure.name}",
+    )
+
+
+def _entities(cost: Cost, measure: Measure) -> Figure:
+    queues = {name: part for name, part in cost.entities.items() if parse_backlog_path(name) is not None}
+    drawn = [(name, part) for name, part in cost.entities.items() if name not in queues][:BARS]
+    if queues:
+        drawn.append((f"backlog queues ({len(queues)})", total_of(queues.values())))
+    every = list(cost.entities.items())
+    cells = [
+        (
+            name,
+            formats.number(part.application_operations),
+            formats.number(part.pairing_operations),
+            formats.money(part.application),
+            formats.money(part.pairing),
+        )
+        for name, part in every[:ROWS]
+    ]
+    largest = f"the {BARS} largest of {formats.number(len(every) - len(queues))}, "
+    return Figure(
+        plots.bars([plots.Bar(name, *measure.sides(part), measure.text(part)) for name, part in drawn]),
+        "Cost by entity",
+        ("entity", "operations: application", "pairing", f"{measure.currency}: application", "pairing"),
+        cells,
+        left_out=len(every) - len(cells),
+        caption=f"By entity, {largest if len(every) - len(queues) > BARS else ''}{measure.name}",
+    )
+
+
+_ITEMS = {
+    Item.OPERATIONS: ("operations", ""),
+    Item.BASE: ("base charge", " h"),
+    Item.MESSAGING_UNITS: ("messaging units", " h"),
+    Item.CONNECTIONS: ("connections", ""),
+    Item.TRANSFER: ("transfer", " GB"),
+}
+
+
+def _charge_cells(charge: Charge) -> tuple[str, ...]:
+    text, unit = _ITEMS[charge.item]
+    quantity = charge.quantity
+    is_whole = quantity == quantity.to_integral_value()
+    return (
+        f"{formats.month(charge.month.year, charge.month.month)}, {charge.tier}: {text}",
+        (f"{quantity:,.0f}" if is_whole else f"{quantity:,.3f}") + unit,
+        formats.money(charge.application),
+        formats.money(charge.pairing),
+    )

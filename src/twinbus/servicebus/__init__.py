@@ -1,0 +1,1 @@
+"""The Service Bus data model: descriptions, bounds, paths, durations and rules."""

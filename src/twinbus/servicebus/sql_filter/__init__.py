@@ -1,0 +1,1 @@
+"""The SQL of subscription filters and actions: tokens, parser and operators."""

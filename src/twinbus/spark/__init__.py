@@ -1,0 +1,133 @@
+"""The data pipeline and the drain on Spark, for notebooks, jobs and the command line.
+
+from twinbus.spark import run_pipeline, read_table
+
+run_pipeline(spark, "abfss://logs@contoso.dfs.core.windows.net/ledger")
+read_table(spark, "abfss://logs@contoso.dfs.core.windows.net/ledger-results", "usage").show()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from twinbus.ledger.locations import locate
+from twinbus.tables.table_schemas import TABLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from twinbus.spark.drain.drain_loop import Settings
+    from twinbus.spark.drain.slice_results import SparkReport
+    from twinbus.syphon import Side
+
+    from .pipeline.run import RunResult
+
+__all__ = ["drain", "read_table", "run_pipeline"]
+
+
+def run_pipeline(
+    spark: SparkSession,
+    ledger: str | os.PathLike[str],
+    results: str | os.PathLike[str] | None = None,
+    *,
+    reconcile: bool = True,
+    drained: bool = False,
+    patience: timedelta = timedelta(hours=1),
+    horizon_days: int = 14,
+    allow_shrink: bool = False,
+    format: str = "parquet",
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    now: datetime | None = None,
+) -> RunResult:
+    """Bring the result tables up to date with a ledger. Only days whose files are new or have changed are read.
+
+    Args:
+        ledger: A folder or URL that Spark reaches.
+        results: Where the tables are; `<ledger>-results` by default.
+        reconcile: Compute `verdicts`, `arrivals`, `anomalies` and `backlog_time`.
+        drained: Backlog and destinations are empty: what has not arrived is lost.
+        patience: A message is lost if its receivers still reported this long after it was accepted.
+        horizon_days: Days within which operations of a message belong together.
+        allow_shrink: Compute days again whose files are gone, from those that are left.
+        format: `parquet`, or another format that the session can write, such as `delta`.
+        storage_options: `account_name` of an Azure container, if the URL does not say it.
+        progress: Is told what is being done, and how many rows of how many are.
+        now: The time of the run; rows of days that begin more than a day later are left out as wrong clocks.
+
+    Raises:
+        ValueError: An argument is out of its bounds, or the results would be inside the ledger.
+        PipelineError: The run failed. The next one repairs what it has left.
+    """
+    from twinbus.tables.result_reader import default_results
+
+    from .pipeline.run import RunOptions
+    from .pipeline.run import run_pipeline as run
+
+    options = RunOptions(
+        reconcile=reconcile,
+        drained=drained,
+        patience=patience,
+        horizon_days=horizon_days,
+        allow_shrink=allow_shrink,
+        format=format,
+    )
+    source = locate(ledger, storage_options).spark.rstrip("/")
+    target = locate(results or default_results(ledger), storage_options).spark.rstrip("/")
+    if f"{target}/".startswith(f"{source}/"):
+        raise ValueError(f"results must be outside the ledger, got {target}")
+    return run(spark, source, target, options, progress=progress, now=now)
+
+
+def read_table(
+    spark: SparkSession,
+    results: str | os.PathLike[str],
+    name: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> DataFrame:
+    """A result table as a DataFrame, in whatever format it was written.
+
+    Raises:
+        ValueError: There is no table of this name.
+        PipelineError: There are no tables at this place, or those of a later release.
+    """
+    from .pipeline.run_errors import NoTablesError
+    from .pipeline.storage import ResultTables
+
+    if name not in TABLES:
+        raise ValueError(f"name must be one of {', '.join(TABLES)}, got {name!r}")
+    place = locate(results, storage_options)
+    last = ResultTables(spark, place.spark).generation()
+    if last is None:
+        raise NoTablesError(f"there are no result tables at {place.shown}")
+    return ResultTables(spark, place.spark, last.format).read(TABLES[name])
+
+
+def drain(
+    spark: SparkSession, primary: Side, secondary: Side, queues: list[str], settings: Settings | None = None
+) -> SparkReport:
+    """Drain backlog queues with tasks of Spark until nothing is left that can be moved.
+
+    The executors need this version of twinbus.
+
+    Args:
+        queues: Paths of the backlog queues in the secondary namespace.
+
+    Raises:
+        PipelineError: The backlog could not be drained, or a worker lacks twinbus or does not reach the ledger.
+    """
+    from twinbus.spark.drain.drain_loop import Settings, SparkDrain
+    from twinbus.spark.drain.worker_check import check_workers
+
+    settings = settings or Settings()
+    check_workers(spark, settings.ledger)
+    draining = SparkDrain(spark, primary, secondary, queues, settings)
+    # In a thread of its own: notebooks have an event loop that is running.
+    with ThreadPoolExecutor(1, "twinbus-drain") as pool:
+        return pool.submit(lambda: asyncio.run(draining.run())).result()

@@ -1,0 +1,280 @@
+"""The backlog queues as the driver sees them: about how much is in each, and for which destinations.
+
+Everything is found by looking (peek), so the right to listen is enough. A queue's sequence numbers say how long it can
+be, and samples how dense it is; a short queue is seen whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from twinbus.amqp.client.connection import Connection
+from twinbus.amqp.client.errors import AmqpError
+from twinbus.amqp.client.management import Management
+from twinbus.amqp.client.receiver import RELEASE, Delivery, Receiver
+from twinbus.amqp.codec.types import DecodeError
+from twinbus.ledger.recorder import Recorder
+from twinbus.syphon.connector import Side
+from twinbus.syphon.deferral.deferred import DEFERRED_STATE, SCHEDULED_STATE, PeekedMessage, parse_peeked
+from twinbus.syphon.delivery.send_failures import NOT_FOUND
+from twinbus.syphon.settlement.bookkeeping import OperationLog
+
+from .slice_planning import Depth
+
+logger = logging.getLogger("twinbus.spark.drain")
+
+HEAD = 250  # messages that are looked at first
+SAMPLES, SAMPLE = 8, 20  # looks further behind, and messages a look
+GLANCE, MOST_GLANCES = 20, 5  # messages that are looked at to see where a queue begins, and looks in a row
+#: A sequence number has 48 bits of its own; the rest says which partition of the queue it is.
+MAX_NUMBER = 1 << 48
+ATTACH_TIMEOUT = 15.0
+SETTLE_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a look at all queues has shown."""
+
+    depths: tuple[Depth, ...]
+    destinations: frozenset[str]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def active(self) -> int:
+        return sum(depth.active for depth in self.depths)
+
+
+@dataclass(slots=True)
+class _Sight:
+    """What was seen of one queue so far."""
+
+    paths: set[str] = field(default_factory=set)
+    active: float = 0.0
+    deferred: float = 0.0
+
+    def add(self, page: list[PeekedMessage], width: float) -> None:
+        """These messages stand for so many numbers of the queue."""
+        self.paths |= {one.path for one in page if one.path}
+        weight = width / max(1, page[-1].number - page[0].number + 1) if page else 0.0
+        self.active += weight * sum(one.state not in (DEFERRED_STATE, SCHEDULED_STATE) for one in page)
+        self.deferred += weight * sum(one.state == DEFERRED_STATE for one in page)
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """The numbers between which the active messages of a queue lay, how many they were, and where they begin now."""
+
+    first: int
+    last: int
+    active: float
+    now: int = 0
+
+    @property
+    def left(self) -> float:
+        """How many are still there if they lie evenly."""
+        return self.active * max(0, self.last - max(self.first, self.now) + 1) / (self.last - self.first + 1)
+
+
+class Backlog:
+    """Looks at the queues, and waits at them, over one connection that is made when it is needed."""
+
+    def __init__(self, side: Side, queues: tuple[str, ...], recorder: Recorder, pairing: str, client: str) -> None:
+        self._side = side
+        self._queues = queues
+        self._books = {queue: OperationLog(recorder, pairing, client, queue) for queue in queues}
+        self._connection: Connection | None = None
+        self._nodes: dict[str, Management] = {}
+        #: The highest number seen in each queue: the search for the end begins there.
+        self._ends: dict[str, int] = {}
+        #: Where messages were in the last survey.
+        self._stretches: dict[str, _Stretch] = {}
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or self._connection.error is not None:
+            await self.close()
+            self._connection = await self._side.open()
+        return self._connection
+
+    async def close(self) -> None:
+        self._nodes.clear()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    # ---- looking ----
+
+    async def survey(self) -> Survey:
+        """Look at every queue. Raises one of `twinbus.amqp.client.errors` if that is not possible."""
+        await self._connected()
+        self._stretches.clear()
+        found = await asyncio.gather(*map(self._look, self._queues), return_exceptions=True)
+        depths, paths, missing = [], set(), []
+        for queue, one in zip(self._queues, found, strict=True):
+            if isinstance(one, AmqpError) and one.condition == NOT_FOUND:
+                missing.append(queue)
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                depths.append(Depth(queue, round(one.active), round(one.deferred)))
+                paths |= one.paths
+        return Survey(tuple(depths), frozenset(paths), tuple(missing))
+
+    async def _look(self, queue: str) -> _Sight:
+        sight = _Sight()
+        head = await self._peek(queue, 0, HEAD)
+        if not head:
+            return sight
+        sight.add(head, head[-1].number - head[0].number + 1)
+        behind = await self._peek(queue, head[-1].number + 1, 1)
+        if not behind:
+            self._stretches[queue] = _Stretch(head[0].number, head[-1].number, sight.active)
+            return sight
+        first, last = behind[0].number, await self._end_of(queue, behind[0].number, sight)
+        width = (last - first + 1) / SAMPLES
+        for start in (first + int(index * width) for index in range(SAMPLES)):
+            page = await self._peek(queue, start, SAMPLE)
+            if page:
+                # Where nothing is for a while, the messages behind the gap stand for what is left.
+                gap = min(width, page[0].number - start)
+                sight.add(page, width - gap)
+        self._stretches[queue] = _Stretch(head[0].number, last, sight.active)
+        return sight
+
+    async def glance(self) -> int:
+        """About how many of the active messages of the last survey are left: a look or two at each queue.
+
+        What came since is not counted. Raises one of `twinbus.amqp.client.errors`.
+        """
+        left = await asyncio.gather(*(self._glance(queue, one) for queue, one in self._stretches.items()))
+        return round(sum(left))
+
+    async def _glance(self, queue: str, stretch: _Stretch) -> float:
+        """Queues are emptied from the front, so what is left begins with the first message that is not deferred."""
+        for _ in range(MOST_GLANCES):
+            if not stretch.left:
+                break
+            page = await self._peek(queue, max(stretch.first, stretch.now), GLANCE)
+            waiting = [one.number for one in page if one.state not in (DEFERRED_STATE, SCHEDULED_STATE)]
+            if waiting:
+                stretch.now = waiting[0]
+                break
+            stretch.now = page[-1].number + 1 if page else stretch.last + 1
+        return stretch.left
+
+    async def _end_of(self, queue: str, known: int, sight: _Sight) -> int:
+        """About the highest number in a queue: leaps forward, then halves the gap."""
+        low, step, high = known, max(HEAD, self._ends.get(queue, 0) - known), 0
+        while not high and low + step < MAX_NUMBER:
+            page = await self._peek(queue, low + step, 1)
+            if page:
+                sight.add(page, 0)
+                low, step = page[0].number, step * 4
+            else:
+                high = low + step
+        while high - low > max(SAMPLE, (low - known) // 32):
+            middle = (low + high) // 2
+            page = await self._peek(queue, middle, 1)
+            if page:
+                low = page[0].number
+            else:
+                high = middle
+        self._ends[queue] = low
+        return max(low, (low + high) // 2)
+
+    async def _peek(self, queue: str, start: int, count: int) -> list[PeekedMessage]:
+        book = self._books[queue]
+        node = self._nodes.get(queue)
+        if node is None or node.error is not None:
+            connection = await self._connected()
+            node = self._nodes[queue] = await connection.management(queue, seconds=ATTACH_TIMEOUT)
+        try:
+            page = await node.peek_messages(start, count)
+        except AmqpError as error:
+            book.peeked(0, 0, error)
+            raise
+        book.peeked(len(page), sum(map(len, page)), None)
+        # One that cannot be read is there all the same; its pump will say why.
+        return list(_readable(page)) or ([PeekedMessage(start, 0, "")] if page else [])
+
+    # ---- waiting ----
+
+    async def wait(self, poll: float, seconds: float | None = None) -> bool:
+        """Return when a message can be received from one of the queues, with True; or after so many seconds.
+
+        A credit that stands for `poll` seconds is one receive. What comes is given back. Raises one of
+        `twinbus.amqp.client.errors`, also if none of the queues exists.
+        """
+        connection = await self._connected()
+        arrived = asyncio.Event()
+        came: list[tuple[Receiver, Delivery]] = []
+        receivers: list[Receiver] = []
+        try:
+            for queue in self._queues:
+                await self._attach(connection, queue, arrived, came, receivers)
+            loop = asyncio.get_running_loop()
+            ends_at = None if seconds is None else loop.time() + seconds
+            while True:
+                left = poll if ends_at is None else min(poll, ends_at - loop.time())
+                if left <= 0:
+                    return False
+                try:
+                    async with asyncio.timeout(left):
+                        await arrived.wait()
+                    return True
+                except TimeoutError:
+                    if left == poll:
+                        self._polled(receivers)
+        finally:
+            for receiver in receivers:
+                await self._leave(receiver, came)
+
+    async def _attach(
+        self,
+        connection: Connection,
+        queue: str,
+        arrived: asyncio.Event,
+        came: list[tuple[Receiver, Delivery]],
+        receivers: list[Receiver],
+    ) -> None:
+        def take(delivery: Delivery) -> None:
+            came.append((receiver, delivery))
+            arrived.set()
+
+        try:
+            receiver = await connection.attach_receiver(
+                queue, take, seconds=ATTACH_TIMEOUT, on_end=lambda _: arrived.set()
+            )
+        except AmqpError as error:
+            if error.condition != NOT_FOUND or (queue == self._queues[-1] and not receivers):
+                raise
+            return
+        receivers.append(receiver)
+        receiver.add_credit(1)
+
+    def _polled(self, receivers: list[Receiver]) -> None:
+        for receiver in receivers:
+            receiver.renew_credit()
+            self._books[receiver.path].polled()
+
+    async def _leave(self, receiver: Receiver, came: list[tuple[Receiver, Delivery]]) -> None:
+        """Give back what came, and the link."""
+        try:
+            await receiver.stop(SETTLE_TIMEOUT)
+            for delivery in [delivery for one, delivery in came if one is receiver]:
+                await receiver.settled(delivery, RELEASE, SETTLE_TIMEOUT)
+                self._books[receiver.path].returned(len(delivery.payload))
+            await receiver.close()
+        except AmqpError as error:
+            logger.info("A link to %s ended while it was left: %s", receiver.path, type(error).__name__)
+
+
+def _readable(page: list[bytes]) -> Iterator[PeekedMessage]:
+    for payload in page:
+        try:
+            yield parse_peeked(payload)
+        except DecodeError:
+            logger.info("A message in the backlog cannot be read")

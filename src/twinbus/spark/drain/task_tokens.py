@@ -1,0 +1,78 @@
+"""Tokens for tasks: made by the driver, each for one entity and for minutes. A key never leaves the driver.
+
+A key signs a token for each entity: whatever the key is good for, the token is good for that one. A ready signature, or
+the token of a token credential (Entra), is passed on as it is: that is as wide and lives as long as its maker made it,
+an hour or so for the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from twinbus.amqp.client.credentials import Credential, Token
+from twinbus.amqp.client.endpoint import Endpoint
+from twinbus.syphon.credentials import SasKey, as_credential
+
+#: How long a token lives: a slice of a minute, what is under way at its end, the wait for a slot, clocks that differ.
+SECONDS = 600.0
+#: Most destinations that a slice has tokens for: a larger payload Spark would write to a file.
+MAX_DESTINATIONS = 2_000
+
+
+class NoTokenError(LookupError):
+    """The task was given no token for an entity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens for entities of one namespace."""
+
+    endpoint: Endpoint
+    by_audience: Mapping[str, Token] = field(repr=False)
+
+    @property
+    def expires_at(self) -> float:
+        """When the first of them ends, in seconds since the epoch."""
+        return min((token.expires_at for token in self.by_audience.values()), default=float("inf"))
+
+
+async def mint(endpoint: Endpoint, credential: Any, paths: Iterable[str]) -> Tokens:
+    """A token for each path. Raises what the credential raises."""
+    source = _short_lived(credential)
+    tokens = {}
+    for audience in map(endpoint.audience, paths):
+        tokens[audience.lower()] = await source.token(audience)
+    return Tokens(endpoint, tokens)
+
+
+def _short_lived(credential: Any) -> Credential:
+    named_key = getattr(credential, "named_key", None)
+    found = SasKey(*named_key) if named_key is not None else as_credential(credential)
+    return replace(found, seconds=SECONDS) if isinstance(found, SasKey) else found
+
+
+class HandedTokens:
+    """The credential of a task: what it was given, and nothing else.
+
+    `missing` collects the paths that it was asked for in vain; `on_missing` is called for each of them once.
+    """
+
+    def __init__(self, tokens: Tokens, on_missing: Callable[[], object] = lambda: None) -> None:
+        self._tokens = tokens
+        self._on_missing = on_missing
+        self.missing: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"HandedTokens({len(self._tokens.by_audience)} entities)"
+
+    async def token(self, audience: str) -> Token:
+        found = self._tokens.by_audience.get(audience.lower())
+        if found is not None:
+            return found
+        path = audience.removeprefix(self._tokens.endpoint.audience(""))
+        if path not in self.missing:
+            self.missing.add(path)
+            self._on_missing()
+        raise NoTokenError(f"there is no token for '{path}' yet")

@@ -1,0 +1,120 @@
+"""Check Spark's workers before a drain: that they have what its tasks import, and reach the same ledger."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from twinbus import __version__
+from twinbus.ledger.store import open_store
+
+from ..pipeline_errors import WorkersUnpreparedError
+from ..session import reason_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: What tasks import, of others: a worker that lacks one of them is named before any work.
+MODULES = ("aiohttp", "azure.servicebus", "cryptography", "pyarrow")
+#: Tasks at the least, and for each core that Spark says it has: so every executor gets one.
+TASKS, TASKS_PER_CORE = 8, 3
+
+
+def check_workers(spark: SparkSession, ledger: str | None = None) -> None:
+    """Raise WorkersUnpreparedError unless the workers have this twinbus, and reach the same ledger.
+
+    Each task looks for the file that the driver has written beside the ledger, and writes one that the driver looks
+    for: a path that is a folder of its own on each machine is found out before a message is received.
+    """
+    tasks = max(TASKS, TASKS_PER_CORE * _cores(spark))
+    nonce = uuid.uuid4().hex
+    store = None if ledger is None else open_store(ledger)
+    name = f"_check-{nonce}"
+    names = [name, *(f"{name}-{number}" for number in range(tasks))]
+    try:
+        if store is not None:
+            store.put("", name, nonce.encode())
+        answers = _ask(spark, ledger, nonce, tasks)
+        _judge_modules(answers)
+        if store is not None and ledger is not None:
+            written = set(store.files(""))
+            for answer in answers:
+                if answer["found"] != nonce or f"{name}-{answer['number']}" not in written:
+                    raise WorkersUnpreparedError(
+                        f"the ledger {store.place} is another place on worker {answer['host']}: give a folder or URL"
+                        f" that driver and workers share{_because(answer)}"
+                    )
+    finally:
+        if store is not None:
+            for one in names:
+                store.delete("", one)
+
+
+def _cores(spark: SparkSession) -> int:
+    """The cores of all executors; with Spark Connect, what the session assumes."""
+    if "connect" in type(spark).__module__:
+        return int(spark.conf.get("spark.sql.shuffle.partitions", "16") or 16)
+    return int(spark.sparkContext.defaultParallelism)
+
+
+def _because(answer: dict[str, Any]) -> str:
+    return f" ({answer['error']})" if answer.get("error") else ""
+
+
+def _judge_modules(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        where = f"worker {answer['host']} ({answer['python']})"
+        if answer["version"] != __version__:
+            has = answer["version"] or "none"
+            raise WorkersUnpreparedError(f"{where} needs twinbus {__version__}, it has {has} (docs/how-to/spark.md)")
+        if answer["missing"]:
+            raise WorkersUnpreparedError(f"{where} lacks {', '.join(answer['missing'])} (docs/how-to/spark.md)")
+
+
+def _ask(spark: SparkSession, ledger: str | None, nonce: str, tasks: int) -> list[dict[str, Any]]:
+    from pyspark.sql.functions import col, udf
+
+    modules = MODULES
+
+    def look(
+        number: int,
+    ) -> str:  # a function within a function goes to the worker whole: it runs there without twinbus
+        import json
+        import os
+        import socket
+        import sys
+        from importlib import import_module
+
+        answer: dict[str, object] = {"number": number, "host": socket.gethostname(), "found": None, "version": None}
+        answer["python"] = f"Python {sys.version_info[0]}.{sys.version_info[1]}, process {os.getpid()}"
+        missing = []
+        for name in modules:
+            try:
+                import_module(name)
+            except ImportError as error:
+                missing.append(error.name or name)
+        answer["missing"] = missing
+        try:
+            from twinbus import __version__ as version
+        except ImportError:
+            return json.dumps(answer)
+        answer["version"] = version
+        if ledger is not None and not missing:
+            from twinbus.ledger.store import open_store
+
+            try:
+                store = open_store(ledger)
+                store.put("", f"_check-{nonce}-{number}", b"here")
+                with store.open("", f"_check-{nonce}") as file:
+                    answer["found"] = file.read().decode()
+            except Exception as error:
+                answer["error"] = f"{type(error).__name__}: {error}"[:200]
+        return json.dumps(answer)
+
+    # Without Arrow, which a worker that lacks twinbus may lack too.
+    asked = spark.range(0, tasks, 1, tasks).select(udf(look, "string", useArrow=False)(col("id")))
+    try:
+        return [json.loads(row[0]) for row in asked.collect()]
+    except Exception as error:  # of PySpark or of Py4J, whatever went wrong first
+        raise WorkersUnpreparedError(f"Spark's Python workers do not work: {reason_of(error)}") from error

@@ -1,0 +1,1 @@
+"""Runs of the pipeline: find what has changed in a ledger, and replace those days of the result tables."""

@@ -1,0 +1,1 @@
+"""Finds, fetches and settles messages deferred in a backlog queue."""

@@ -1,0 +1,1 @@
+"""Receives messages from a backlog queue: credit, locks and the broker's clock."""

@@ -1,0 +1,1 @@
+"""Settles moved messages, and records them in the ledger first."""
