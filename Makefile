@@ -97,16 +97,17 @@ test-sdk: $(SDK_VERSIONS:%=.venv-sdk/%/.installed) ## Run the tests of pairing a
 test-spark35: $(INSTALLED_SPARK35) ## Run the tests of the pipeline on Spark 3.5
 	@.venv-spark35/bin/python -m pytest -W "ignore:distutils Version classes:DeprecationWarning" tests/pipeline tests/spark $(PYTEST)
 
-# Simulated runs to add to those of this commit, and the seed of the matrix.
+# Simulated runs to add to those of this code, the processes that share them, and the seed of the matrix.
 RUNS ?= 100000
+JOBS ?= 2
 SEED ?= 0
-simulate: $(INSTALLED) ## Add simulated runs to those of this commit: nothing may be lost (RUNS=)
-	@$(BIN)/python -m proof simulate --continue --runs $(RUNS)
+simulate: $(INSTALLED) ## Add simulated runs to those of this code: nothing may be lost (RUNS=, JOBS=)
+	@$(BIN)/python -m proof simulate --continue --runs $(RUNS) --jobs $(JOBS)
 
 proof: $(INSTALLED) ## Prove that nothing is lost: simulated runs, then faults over the real wire (RUNS=, SEED=; two hours)
 	@mkdir -p build
 	@$(BIN)/python scripts/faketime.py
-	@$(BIN)/python -m proof simulate --continue --runs $(RUNS) --json > build/simulation.json
+	@$(BIN)/python -m proof simulate --continue --runs $(RUNS) --jobs $(JOBS) --json > build/simulation.json
 	@$(BIN)/python -m proof matrix --seed $(SEED) --simulation build/simulation.json --write docs
 
 # How long, in seconds.

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from .matrix.matrix_command import matrix
-from .simulation.progress import STATE, Progress, StateError, commit_of, load, save
+from .simulation.progress import STATE, Progress, StateError, code_version, load, save
 from .simulation.run import simulate as simulate_one
 from .simulation.summary import Summary, replay_command, simulate_all
 from .soak.soak_command import soak
@@ -41,10 +41,11 @@ def simulate(
     continue_runs: Annotated[
         bool,
         typer.Option(
-            "--continue", help="Continue after the last seed run at this commit, and print the totals of all runs."
+            "--continue", help="Continue after the last seed run with this code, and print the totals of all runs."
         ),
     ] = False,
     state: Annotated[Path, typer.Option(help="File in which --continue stores the totals.")] = STATE,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
 ) -> None:
     """Run the production code with faults drawn from a seed, and check each run.
 
@@ -62,10 +63,10 @@ def simulate(
             raise typer.BadParameter(
                 "expected no --seed with --continue, which continues after the last seed", param_hint="--seed"
             )
-        _continue_runs(state, runs, as_json)
+        _continue_runs(state, runs, as_json, jobs)
         return
     summary = Summary()
-    for summary in simulate_all(range(seed or 0, (seed or 0) + runs)):
+    for summary in simulate_all(range(seed or 0, (seed or 0) + runs), jobs=jobs):
         _print_progress(summary)
     typer.echo(json.dumps(summary.to_json(), indent=2) if as_json else summary.describe())
     if summary.failed:
@@ -77,27 +78,27 @@ def _print_progress(summary: Summary) -> None:
         typer.echo(f"{summary.runs:,} runs, {len(summary.failed):,} failed", err=True)
 
 
-def _continue_runs(path: Path, runs: int, as_json: bool) -> None:
-    """Add runs to those of the checked-out commit. Ctrl-C keeps the runs done so far."""
+def _continue_runs(path: Path, runs: int, as_json: bool, jobs: int) -> None:
+    """Add runs to those of the same code. Ctrl-C keeps the runs done so far."""
     try:
-        progress = load(path, commit_of(Path.cwd()))
+        progress = load(path, code_version(Path.cwd()))
     except StateError as error:
         typer.echo(f"proof simulate: {error}", err=True)
         raise typer.Exit(BAD_USAGE) from None
     with contextlib.suppress(KeyboardInterrupt):
-        _add_runs(path, progress, runs)
+        _add_runs(path, progress, runs, jobs)
     save(path, progress)
     summary = progress.summary
     if as_json:
         typer.echo(json.dumps(progress.to_json(), indent=2))
     else:
-        typer.echo(f"commit {progress.commit}, seeds 0 to {progress.next_seed - 1:,}\n{summary.describe()}")
+        typer.echo(f"code {progress.code}, seeds 0 to {progress.next_seed - 1:,}\n{summary.describe()}")
     if summary.failed:
         raise typer.Exit(FAILED)
 
 
-def _add_runs(path: Path, progress: Progress, runs: int) -> None:
-    for _ in simulate_all(range(progress.next_seed, progress.next_seed + runs), progress.summary):
+def _add_runs(path: Path, progress: Progress, runs: int, jobs: int) -> None:
+    for _ in simulate_all(range(progress.next_seed, progress.next_seed + runs), progress.summary, jobs):
         progress.next_seed += 1
         _print_progress(progress.summary)
         if progress.summary.runs % PROGRESS == 0:

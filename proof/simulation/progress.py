@@ -1,10 +1,10 @@
-"""Keeps the totals of simulated runs per commit in a file."""
+"""Keeps the totals of simulated runs in a file, per version of the simulated code."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import subprocess
 from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,10 +14,21 @@ from .summary import Summary
 
 #: File of the totals, relative to the repository.
 STATE = Path("build", "simulation-state.json")
-#: Commits kept in the file; the oldest is dropped first.
-MAX_COMMITS = 20
-#: Folder of the code under test.
-_CODE = "src"
+#: Versions of the code kept in the file; the oldest is dropped first.
+MAX_VERSIONS = 20
+#: Code that a run executes. What else changes in a commit, such as documentation, leaves its runs valid.
+SIMULATED_CODE = (
+    *(f"src/twinbus/{name}" for name in ("amqp", "client", "envelope", "ledger", "pairing", "servicebus", "syphon")),
+    "src/twinbus/emulator/entities/decimals.py",
+    "src/twinbus/emulator/entities/message.py",
+    "src/twinbus/emulator/protocol/error_conditions.py",
+    "src/twinbus/emulator/storage/schema.py",
+    "src/twinbus/tables/verdict.py",
+    "proof/checker.py",
+    "proof/history.py",
+    "proof/ledger_words.py",
+    "proof/simulation",
+)
 _COUNTERS = frozenset({"words", "struck"})
 
 
@@ -27,41 +38,38 @@ class StateError(Exception):
 
 @dataclass(slots=True)
 class Progress:
-    """The runs of one commit so far, and the next seed."""
+    """The runs of one version of the code so far, and the next seed."""
 
-    commit: str
+    code: str
     next_seed: int
     summary: Summary
 
     def to_json(self) -> dict[str, Any]:
-        return {"commit": self.commit, "next_seed": self.next_seed, **self.summary.to_json()}
+        return {"code": self.code, "next_seed": self.next_seed, **self.summary.to_json()}
 
 
-def commit_of(folder: Path) -> str:
-    """The checked-out commit, with `-dirty` if the code has changed since; `unknown` without git."""
-    try:
-        head = _git(folder, "rev-parse", "HEAD")
-        is_dirty = bool(_git(folder, "status", "--porcelain", "--", _CODE))
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return f"{head}-dirty" if is_dirty else head
+def code_version(folder: Path) -> str:
+    """A digest of the simulated code in a checkout."""
+    digest = hashlib.sha256()
+    for name in SIMULATED_CODE:
+        root = folder / name
+        for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def load(path: Path, commit: str) -> Progress:
-    """Load the progress of a commit; starts at seed 0 if there is none.
+def load(path: Path, code: str) -> Progress:
+    """Load the progress of a version of the code; starts at seed 0 if there is none.
 
     Raises:
         StateError: the file was not written by `save`.
     """
-    saved = _read(path).get(commit)
+    saved = _read(path).get(code)
     if saved is None:
-        return Progress(commit, 0, Summary())
+        return Progress(code, 0, Summary())
     try:
-        return Progress(commit, int(saved["next_seed"]), _summary(saved["summary"]))
+        return Progress(code, int(saved["next_seed"]), _summary(saved["summary"]))
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
             f"{path}: expected totals as --continue writes them, got {error!r}. "
@@ -70,11 +78,11 @@ def load(path: Path, commit: str) -> Progress:
 
 
 def save(path: Path, progress: Progress) -> None:
-    """Save the progress of a commit. Atomic; keeps other commits."""
+    """Save the progress of a version of the code. Atomic; keeps those of other versions."""
     state = _read(path)
-    state.pop(progress.commit, None)
-    state[progress.commit] = {"next_seed": progress.next_seed, "summary": _plain(progress.summary)}
-    for oldest in list(state)[:-MAX_COMMITS]:
+    state.pop(progress.code, None)
+    state[progress.code] = {"next_seed": progress.next_seed, "summary": _plain(progress.summary)}
+    for oldest in list(state)[:-MAX_VERSIONS]:
         del state[oldest]
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")

@@ -7,6 +7,7 @@ reads, so that cutting a connection is simulated, too.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -182,7 +183,9 @@ class SimulatedReceiver(ServiceBusReceiver):
             self._wire.abort()
 
 
+@functools.lru_cache(maxsize=4096)
 def _peeked(payload: bytes) -> _Peeked:
+    """Cached: waiting sessions peek the same messages again and again."""
     parts = sections.split_sections(payload)
     annotations = dict(sections.map_entries(parts.message_annotations))
     properties = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,6 +15,8 @@ from .run import Result, simulate
 
 #: Failed seeds listed in a report.
 MAX_NAMED = 20
+#: Seeds handed to a worker process at a time.
+CHUNK = 10
 
 
 @dataclass(slots=True)
@@ -81,11 +86,21 @@ def replay_command(seed: int) -> str:
     return f"python -m proof simulate --seed {seed} --trace"
 
 
-def simulate_all(seeds: Iterable[int], summary: Summary | None = None) -> Iterator[Summary]:
-    """Run the seeds in order. Yields the same summary after each run."""
+def simulate_all(seeds: Iterable[int], summary: Summary | None = None, jobs: int = 1) -> Iterator[Summary]:
+    """Run the seeds in `jobs` processes. Yields the same summary after each run, in the order of the seeds."""
     summary = summary or Summary()
-    for seed in seeds:
-        began = time.process_time()
-        summary.add(simulate(seed))
-        summary.cpu_seconds += time.process_time() - began
-        yield summary
+    with contextlib.ExitStack() as stack:
+        results: Iterator[tuple[Result, float]] = map(_timed, seeds)
+        if jobs > 1:
+            # Ctrl-C is for the parent, which ends its workers.
+            pool = multiprocessing.get_context("spawn").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+            results = stack.enter_context(pool).imap(_timed, seeds, CHUNK)
+        for result, cpu_seconds in results:
+            summary.add(result)
+            summary.cpu_seconds += cpu_seconds
+            yield summary
+
+
+def _timed(seed: int) -> tuple[Result, float]:
+    began = time.process_time()
+    return simulate(seed), time.process_time() - began

@@ -1,32 +1,36 @@
-"""Tests of the file that adds up simulated runs per commit."""
+"""Tests of the file that adds up simulated runs per version of the code."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from proof.__main__ import app
-from proof.simulation.progress import MAX_COMMITS, Progress, StateError, commit_of, load, save
+from proof.simulation.progress import (
+    MAX_VERSIONS,
+    SIMULATED_CODE,
+    Progress,
+    StateError,
+    code_version,
+    load,
+    save,
+)
 from proof.simulation.summary import Summary, simulate_all
 from typer.testing import CliRunner, Result
 
-
-def _git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=Test", "-c", "user.email=test@example.org")
-    return subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout.strip()
+import proof
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    _git(tmp_path, "init", "--quiet")
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "code.py").write_text("")
-    _git(tmp_path, "add", ".")
-    _git(tmp_path, "commit", "--quiet", "--message", "First")
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one file of each part of the simulated code."""
+    for name in SIMULATED_CODE:
+        path = tmp_path / (name if name.endswith(".py") else f"{name}/code.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -35,35 +39,57 @@ def _simulate(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["simulate", *arguments])
 
 
-def test_runs_of_one_commit_are_added_up(repository: Path) -> None:
+def test_runs_of_the_same_code_are_added_up(checkout: Path) -> None:
     first = json.loads(_simulate("--continue", "--runs", "3", "--json").stdout)
     second = json.loads(_simulate("--continue", "--runs", "2", "--json").stdout)
     *_, total = simulate_all(range(5))
     assert (first["runs"], first["next_seed"], first["lost"]) == (3, 3, 0)
     assert (second["runs"], second["next_seed"], second["failed"]) == (5, 5, 0)
-    assert second["commit"] == _git(repository, "rev-parse", "HEAD")
+    assert second["code"] == code_version(checkout)
     assert second["messages"] == dict(total.words)
     assert second["runs_struck_by"] == dict(sorted(total.struck.items()))
 
 
-def test_new_commit_starts_at_seed_0(repository: Path) -> None:
-    _simulate("--continue", "--runs", "2")
-    (repository / "src" / "code.py").write_text("changed = True\n")
-    run = _simulate("--continue", "--runs", "1", "--json")
-    dirty = json.loads(run.stdout)
-    assert dirty["runs"] == 1
-    assert dirty["commit"].endswith("-dirty")
-    _git(repository, "commit", "--all", "--quiet", "--message", "Second")
-    assert json.loads(_simulate("--continue", "--runs", "1", "--json").stdout)["runs"] == 1
+def test_several_processes_give_the_same_totals() -> None:
+    *_, alone = simulate_all(range(6))
+    *_, together = simulate_all(range(6), jobs=2)
+    assert (together.runs, together.words, together.struck) == (6, alone.words, alone.struck)
+    assert together.seconds == alone.seconds
 
 
-def test_change_outside_src_does_not_make_commit_dirty(repository: Path) -> None:
-    (repository / "notes.md").write_text("the results of a run")
-    assert not commit_of(repository).endswith("-dirty")
+@pytest.mark.parametrize("name", SIMULATED_CODE)
+def test_changed_code_starts_at_seed_0(checkout: Path, name: str) -> None:
+    before = code_version(checkout)
+    path = checkout / (name if name.endswith(".py") else f"{name}/code.py")
+    path.write_text("changed = True\n")
+    save(Path("build/simulation-state.json"), Progress(before, 9, Summary(runs=9)))
+    assert load(Path("build/simulation-state.json"), code_version(checkout)).next_seed == 0
 
 
-def test_commit_is_unknown_without_git(tmp_path: Path) -> None:
-    assert commit_of(tmp_path) == "unknown"
+def test_moved_code_is_another_version(checkout: Path) -> None:
+    before = code_version(checkout)
+    (checkout / "proof" / "simulation" / "code.py").rename(checkout / "proof" / "simulation" / "moved.py")
+    assert code_version(checkout) != before
+
+
+def test_other_changes_continue(checkout: Path) -> None:
+    before = code_version(checkout)
+    (checkout / "notes.md").write_text("the results of a run")
+    assert code_version(checkout) == before
+
+
+def test_all_code_that_a_run_loads_counts() -> None:
+    command = (
+        "import sys, proof.simulation.summary\n"
+        "for name, module in list(sys.modules.items()):\n"
+        "    if name.split('.')[0] in ('twinbus', 'proof'): print(module.__file__)"
+    )
+    root = Path(proof.__file__).parents[1]
+    run = subprocess.run([sys.executable, "-c", command], cwd=root, check=True, capture_output=True, text=True)
+    loaded = [Path(line).relative_to(root).as_posix() for line in run.stdout.splitlines()]
+    assert len(loaded) > 100
+    left_out = [name for name in loaded if not name.startswith(SIMULATED_CODE)]
+    assert [name for name in left_out if not name.endswith("__init__.py")] == []
 
 
 def test_failed_seeds_are_kept(tmp_path: Path) -> None:
@@ -75,20 +101,20 @@ def test_failed_seeds_are_kept(tmp_path: Path) -> None:
     assert load(path, "another") == Progress("another", 0, Summary())
 
 
-def test_failed_seed_fails_later_runs_of_its_commit(repository: Path) -> None:
+def test_failed_seed_fails_later_runs_of_its_code(checkout: Path) -> None:
     save(
-        Path("build/simulation-state.json"), Progress(commit_of(repository), 9, Summary(runs=9, failed={3: ("lost",)}))
+        Path("build/simulation-state.json"), Progress(code_version(checkout), 9, Summary(runs=9, failed={3: ("lost",)}))
     )
     run = _simulate("--continue", "--runs", "1")
     assert run.exit_code == 1
     assert "seed 3: lost" in run.stdout
 
 
-def test_only_the_newest_commits_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_versions_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    for number in range(MAX_COMMITS + 3):
-        save(path, Progress(f"commit-{number}", number, Summary()))
-    assert list(json.loads(path.read_text())) == [f"commit-{number}" for number in range(3, MAX_COMMITS + 3)]
+    for number in range(MAX_VERSIONS + 3):
+        save(path, Progress(f"version-{number}", number, Summary()))
+    assert list(json.loads(path.read_text())) == [f"version-{number}" for number in range(3, MAX_VERSIONS + 3)]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"abc": {"next_seed": 1}}', '{"abc": {"next_seed": "x", "summary": {}}}'])
@@ -100,5 +126,5 @@ def test_invalid_state_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("option", [("--seed", "3"), ("--trace",)])
-def test_continue_excludes_seed_and_trace(repository: Path, option: tuple[str, ...]) -> None:
+def test_continue_excludes_seed_and_trace(checkout: Path, option: tuple[str, ...]) -> None:
     assert _simulate("--continue", *option).exit_code == 2
