@@ -106,7 +106,7 @@ simulate: $(INSTALLED) ## Add simulated runs to those of this code: nothing may 
 
 proof: $(INSTALLED) ## Prove that nothing is lost: simulated runs, then faults over the real wire (RUNS=, SEED=; two hours)
 	@mkdir -p build
-	@$(BIN)/python scripts/faketime.py
+	@$(BIN)/python -m scripts.faketime
 	@$(BIN)/python -m proof simulate --continue --runs $(RUNS) --jobs $(JOBS) --json > build/simulation.json
 	@$(BIN)/python -m proof matrix --seed $(SEED) --simulation build/simulation.json --write docs
 

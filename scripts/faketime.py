@@ -1,4 +1,4 @@
-"""Installs libfaketime for the fault matrix, unless it is installed: `python scripts/faketime.py`.
+"""Installs libfaketime for the fault matrix, unless it is installed: `python -m scripts.faketime`.
 
 Unpacks a Debian package into the virtual environment; needs no root rights. If that is impossible (other system, no
 network) it says so, and the clock cells of the matrix are skipped.
