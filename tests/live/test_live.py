@@ -167,7 +167,7 @@ def test_wrong_backlog_property_is_a_difference(two: Twins, monkeypatch: pytest.
     [
         (
             lambda restored: restored._replace(payload=restored.payload.replace(b"body", b"BODY")),
-            "data differs in ['body']",
+            "data differs in: expected [], got ['body']",
         ),
         (
             lambda restored: restored._replace(payload=restored.payload.replace(b"a session", b"A session")),
