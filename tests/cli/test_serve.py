@@ -21,6 +21,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError, ServiceBusServerBusyError
 from tests.emulator.wire import ServeProcess, administration
+from tests.free_port import free_port
 from typer.testing import CliRunner
 
 from twinbus.amqp.codec.frames import SASL_HEADER
@@ -81,12 +82,6 @@ def control(ready: dict[str, Any], method: str, path: str, body: Any = None) -> 
     )
     with urllib.request.urlopen(request, timeout=SECONDS) as answer:
         return json.load(answer)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # ---- what it prints ----

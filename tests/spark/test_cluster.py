@@ -17,6 +17,7 @@ import pyspark
 import pytest
 from bench.ledger_shape import Shape
 from bench.ledgers import generate
+from tests.free_port import free_port
 
 PROGRAM = Path(__file__).with_name("cluster.py")
 #: PySpark brings the server since 4.0.
@@ -50,8 +51,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, PROGRAM, *([str(port)] if HAS_CONNECT else [])],
         cwd=tmp_path_factory.mktemp("here"),
@@ -71,8 +71,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         process.kill()
         process.communicate()
     # The server logs an error if a client has gone before it took or released its last answer, which PySpark does on
-    # the side,
-    # and for each table that a first run looks for and does not find.
+    # the side, and for each table that a first run looks for and does not find.
     complaints = [line for line in errors.splitlines() if not EXPECTED_ERROR.search(line)]
     assert (process.returncode, complaints) == (0, [])
     for folder in {Path(one).parent for one in seen["folders"]}:  # this kind of cluster works where Spark is installed
