@@ -21,6 +21,17 @@ def test_a_conclusive_failure_is_evidence_if_nothing_was_answered_since_it_began
     assert evidence.convicts(6.0)
 
 
+def test_opened_link_answers_openings_only() -> None:
+    evidence = Evidence(10.0)
+    evidence.unclear(4.0)
+    evidence.opened(6.0)
+    assert evidence.silent_since is None
+    assert evidence.convicts(5.0), "a send without an answer"
+    assert not evidence.convicts(5.0, is_opening=True)
+    evidence.answered(7.0)
+    assert not evidence.convicts(6.5, is_opening=True)
+
+
 def test_the_first_attempt_that_was_cut_short_begins_the_silence() -> None:
     evidence = Evidence(ATTEMPT)
     assert evidence.unclear(5.0)

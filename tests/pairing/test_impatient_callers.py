@@ -16,7 +16,7 @@ from tests.pairing.twins import Twins, eventually
 from twinbus import PairedServiceBusClient as SyncClient
 from twinbus import SendAvailabilityOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.emulator import Fault, FaultKind
+from twinbus.emulator import Fault, FaultKind, FaultPoint
 from twinbus.pairing.events import BacklogQueueRetired, Event, FailedOver, Recovered, StarvedWarning, Suspected
 
 OPTIONS = {
@@ -108,6 +108,36 @@ async def test_a_silent_backlog_queue_is_found_and_retired(twins: Twins) -> None
             await eventually(lambda: BacklogQueueRetired in kinds(events))
             twins.secondary.faults.clear()
             assert (await sender.send_messages(ServiceBusMessage("3"))).queue != receipt.queue
+
+
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+async def test_links_that_open_hide_no_outage_of_sends_from_many_callers(twins: Twins, side: str) -> None:
+    """At any time another caller's link has just opened; that says nothing about the sends without an answer."""
+    wanted = FailedOver if side == "primary" else BacklogQueueRetired
+    async with PairedServiceBusClient(*twins.sides(), SendAvailabilityOptions(**OPTIONS)) as client:
+        events = seen(client)
+        async with client.get_queue_sender("orders") as sender:
+            if side == "secondary":
+                client.fail_over("orders")
+                path = (await sender.send_messages(ServiceBusMessage("1"))).queue
+                twins.secondary.faults.add(Fault(FaultKind.BLACKHOLE, path, frozenset({FaultPoint.SEND})))
+            else:
+                await sender.send_messages(ServiceBusMessage("1"))
+                twins.primary.faults.add(Fault(FaultKind.BLACKHOLE, "orders", frozenset({FaultPoint.SEND})))
+            longest = 0.0
+
+            async def call(number: int) -> None:
+                nonlocal longest
+                await asyncio.sleep(number / 48)
+                while wanted not in kinds(events):
+                    began = time.monotonic()
+                    await sender.send_messages(ServiceBusMessage("2"))
+                    longest = max(longest, time.monotonic() - began)
+                    await asyncio.sleep(0.02)
+
+            async with asyncio.timeout(15):  # attempts, then the interval
+                await asyncio.gather(*map(call, range(48)))
+            assert longest < 4
 
 
 async def test_starved_event_loop_is_not_an_outage(twins: Twins) -> None:

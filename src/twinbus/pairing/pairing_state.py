@@ -59,11 +59,12 @@ Clock = Callable[[], float]
 
 
 class Attempt(NamedTuple):
-    """When an attempt began, the total lag at that time, and the epoch of the entity."""
+    """When an attempt began, the total lag at that time, the epoch of the entity, and whether it opens a link."""
 
     began: float
     lag: float
     epoch: int = 0
+    is_opening: bool = False
 
 
 class RouteListener(Protocol):
@@ -222,10 +223,10 @@ class Pairing:
                 entity.routed = state, routing
         return routing
 
-    def begin(self, entity: Entity | None = None) -> Attempt:
+    def begin(self, entity: Entity | None = None, *, is_opening: bool = False) -> Attempt:
         """Begin an attempt on an entity of the primary or on a backlog queue."""
         now = self.clock()
-        return Attempt(now, self.lag.total(now), 0 if entity is None else entity.machine.epoch)
+        return Attempt(now, self.lag.total(now), 0 if entity is None else entity.machine.epoch, is_opening)
 
     def was_late(self, attempt: Attempt) -> bool:
         """Return whether this process was too busy during an attempt for its failure to be conclusive."""
@@ -242,16 +243,19 @@ class Pairing:
             transitions = machine.sent_ok(self.clock())
         self._announce(entity, transitions)
 
-    def answered(self, entity: Entity) -> None:
-        """Record an answer of the primary, success or error, or an opened link."""
+    def answered(self, entity: Entity, *, is_opening: bool) -> None:
+        """Record an answer of the primary to a call or to the opening of a link, success or error."""
+        evidence = entity.machine.evidence
         with self._lock:
-            entity.machine.evidence.answered(self.clock())
+            (evidence.opened if is_opening else evidence.answered)(self.clock())
 
     def sent_failed(self, entity: Entity, attempt: Attempt, error: BaseException) -> None:
         """Record that a conclusive attempt on the primary failed in a way that counts."""
         with self._lock:
             entity.last_error = error
-            transitions = entity.machine.sent_failed(self.clock(), attempt.epoch, attempt.began)
+            transitions = entity.machine.sent_failed(
+                self.clock(), attempt.epoch, attempt.began, is_opening=attempt.is_opening
+            )
         self._announce(entity, transitions)
 
     def sent_unclear(self, entity: Entity, attempt: Attempt) -> None:
@@ -313,10 +317,11 @@ class Pairing:
         `attempt` is given for an attempt without an answer: if another one was answered since, nothing happens.
         """
         with self._lock:
-            if attempt is not None and not self._queues[index].convicts(attempt.began):
+            evidence = self._queues[index]
+            if attempt is not None and not evidence.convicts(attempt.began, is_opening=attempt.is_opening):
                 return
             is_news = self._rotation.retire(index, self.clock(), error)
-            self._queues[index].forget()
+            evidence.forget()
         if is_news:
             logger.warning("Backlog queue %s leaves the rotation: %s", self.queue_path(index), type(error).__name__)
             self.publish(BacklogQueueRetired(queue=self.queue_path(index), error=error))
@@ -331,14 +336,14 @@ class Pairing:
         if is_news:
             self.wake()
 
-    def queue_answered(self, index: int) -> None:
-        """Record that a backlog queue has answered, or that a link to it was opened."""
+    def queue_answered(self, index: int, *, is_opening: bool = False) -> None:
+        """Record that a backlog queue has answered a call or the opening of a link."""
         evidence = self._queues[index]
-        if evidence.silent_since is None:
+        if evidence.silent_since is None and not is_opening:
             evidence.answered_at = self.clock()
             return
         with self._lock:
-            evidence.answered(self.clock())
+            (evidence.opened if is_opening else evidence.answered)(self.clock())
 
     def is_in_rotation(self, index: int) -> bool:
         """Return whether senders use a backlog queue."""
@@ -413,7 +418,7 @@ class Pairing:
             if isinstance(probe.target, Entity):
                 probe.target.machine.probe_ok(now, probe.epoch)
             else:
-                self._queues[probe.target].answered(now)
+                self._queues[probe.target].opened(now)
                 self._queues[probe.target].probe_ended(now)
         self.wake()
 

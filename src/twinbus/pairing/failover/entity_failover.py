@@ -144,10 +144,13 @@ class FailoverMachine:
             return [Transition.CLEARED]
         return transitions
 
-    def sent_failed(self, now: float, epoch: int, began: float | None = None) -> list[Transition]:
+    def sent_failed(
+        self, now: float, epoch: int, began: float | None = None, *, is_opening: bool = False
+    ) -> list[Transition]:
         """Record that a conclusive attempt on the primary that began at `began` failed in a way that counts."""
         transitions = self.tick(now)
-        if epoch != self.epoch or not self.evidence.convicts(now if began is None else began):
+        began = now if began is None else began
+        if epoch != self.epoch or not self.evidence.convicts(began, is_opening=is_opening):
             return transitions
         return transitions + self._suspect(now, since=now)
 
@@ -181,7 +184,7 @@ class FailoverMachine:
     def probe_ok(self, now: float, epoch: int) -> None:
         """Record that a probe has opened a link: the silence is over."""
         if epoch == self.epoch:
-            self.evidence.answered(now)
+            self.evidence.opened(now)
             self.evidence.probe_ended(now)
 
     def probe_failed(self, now: float, epoch: int, is_conclusive: bool = True) -> list[Transition]:

@@ -2,7 +2,8 @@
 
 One failed attempt proves little: the caller may have been impatient, the link stale, the client starved. So an attempt
 counts only if it was conclusive (a fresh link got an availability error, or had the whole attempt timeout) and no other
-link to the same entity or queue was answered since it began. Attempts that were cut short only start a silence. When
+link to the same entity or queue was answered since it began. An opened link answers openings only: an entity that opens
+links and answers no send is unavailable. Attempts that were cut short only start a silence. When
 the silence has lasted for the attempt timeout, the pairing opens a link of its own as a probe, and the result of the
 probe counts.
 
@@ -17,29 +18,36 @@ import math
 class Evidence:
     """What the attempts on one entity or queue have shown so far; times are in seconds of a monotonic clock."""
 
-    __slots__ = ("_attempt_timeout", "_probe_not_before", "answered_at", "is_probing", "silent_since")
+    __slots__ = ("_attempt_timeout", "_probe_not_before", "answered_at", "is_probing", "opened_at", "silent_since")
 
     def __init__(self, attempt_timeout: float) -> None:
         self._attempt_timeout = attempt_timeout
         self._probe_not_before = -math.inf
-        #: When a link was last answered, with success or an error.
+        #: When a call on a link was last answered, with success or an error.
         self.answered_at = -math.inf
+        #: When a link was last opened, or its opening was answered with an error.
+        self.opened_at = -math.inf
         #: When the first attempt began that was cut short before it got an answer.
         self.silent_since: float | None = None
         self.is_probing = False
 
     def answered(self, now: float) -> None:
-        """Record that a link was opened, or that a call on it got an answer."""
+        """Record that a call on a link got an answer."""
         self.answered_at = max(now, self.answered_at)
         self.silent_since = None
 
-    def convicts(self, began: float) -> bool:
+    def opened(self, now: float) -> None:
+        """Record that a link was opened, or that its opening got an answer."""
+        self.opened_at = max(now, self.opened_at)
+        self.silent_since = None
+
+    def convicts(self, began: float, *, is_opening: bool = False) -> bool:
         """Return whether a conclusive failure of an attempt that began then counts: nothing was answered since."""
-        return began >= self.answered_at
+        return began >= self.answered_at and not (is_opening and began < self.opened_at)
 
     def unclear(self, began: float) -> bool:
         """Record that an attempt that began then was cut short; return whether this starts a silence."""
-        if self.silent_since is not None or not self.convicts(began):
+        if self.silent_since is not None or not self.convicts(began, is_opening=True):
             return False
         self.silent_since = began
         return True

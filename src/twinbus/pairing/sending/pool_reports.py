@@ -26,18 +26,18 @@ class EntityTarget:
             return 1
         return MAX_OPENING if state.probation_until is None else min(MAX_OPENING, max(1, live))
 
-    def begin(self) -> Attempt:
-        return self._pairing.begin(self._entity)
+    def begin(self, *, is_opening: bool = False) -> Attempt:
+        return self._pairing.begin(self._entity, is_opening=is_opening)
 
-    def answered(self) -> None:
-        self._pairing.answered(self._entity)
+    def opened(self) -> None:
+        self._pairing.answered(self._entity, is_opening=True)
 
     def failed(self, error: Exception, attempt: Attempt, *, is_conclusive: bool) -> None:
         """Report a failed attempt, whether the failure counts or not."""
         pairing, entity = self._pairing, self._entity
         if not self._counts(error):
             if cause_of(error) is not Cause.UNAVAILABLE:
-                pairing.answered(entity)
+                pairing.answered(entity, is_opening=attempt.is_opening)
         elif not is_conclusive or is_late_timeout(pairing, error, attempt):
             pairing.sent_unclear(entity, attempt)
         else:
@@ -54,17 +54,17 @@ class QueueTarget:
     def openings_at_once(self, live: int) -> int:
         return MAX_OPENING
 
-    def begin(self) -> Attempt:
-        return self._pairing.begin()
+    def begin(self, *, is_opening: bool = False) -> Attempt:
+        return self._pairing.begin(is_opening=is_opening)
 
-    def answered(self) -> None:
-        self._pairing.queue_answered(self._index)
+    def opened(self) -> None:
+        self._pairing.queue_answered(self._index, is_opening=True)
 
     def failed(self, error: Exception, attempt: Attempt, *, is_conclusive: bool) -> None:
         """Report a failed attempt, whether the queue is at fault or not."""
         pairing, index = self._pairing, self._index
         if not retires_queue(error):
-            pairing.queue_answered(index)
+            pairing.queue_answered(index, is_opening=attempt.is_opening)
         elif cause_of(error) is not Cause.UNAVAILABLE:
             pairing.queue_failed(index, error)  # it answered, but does not accept messages
         elif not is_conclusive or is_late_timeout(pairing, error, attempt):

@@ -9,7 +9,8 @@ caller times out, the opening serves the next. The most recently used link is ta
 idle and are closed.
 
 State, guarded by the lock of `Connections`: `_idle`, `_busy`, `_opening`, `_queued`, `_waiting`, `_waiting_for_fresh`,
-`_answered_at`, `_turn_came_at`, `_is_starved`, `_epoch`, `_grows_at`, `_growth_pause`, `_abandoned`, `_is_closed`.
+`_answered_at`, `_opened_at`, `_timed_out_at`, `_turn_came_at`, `_is_starved`, `_epoch`, `_grows_at`,
+`_growth_pause`, `_abandoned`, `_is_closed`.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ class PoolTarget(Protocol):
     def openings_at_once(self, live: int) -> int:
         """Return how many links may open at the same time while `live` links work."""
 
-    def begin(self) -> Attempt:
-        """Begin to open a link."""
+    def begin(self, *, is_opening: bool = False) -> Attempt:
+        """Begin a call, or to open a link."""
 
-    def answered(self) -> None:
+    def opened(self) -> None:
         """Record that a link was opened."""
 
     def failed(self, error: Exception, attempt: Attempt, *, is_conclusive: bool) -> None:
@@ -117,7 +118,7 @@ class LinkPool:
         self._queued = 0
         self._waiting: deque[_Caller] = deque()
         self._waiting_for_fresh: deque[_Caller] = deque()
-        self._answered_at = self._turn_came_at = -math.inf
+        self._answered_at = self._opened_at = self._timed_out_at = self._turn_came_at = -math.inf
         # Whether it has no link because no connection was left for one.
         self._is_starved = False
         self._epoch = 0
@@ -179,7 +180,9 @@ class LinkPool:
         is_queued = self._queued > 0 and self._queued == len(self._opening) and not self._busy
         if (is_queued or self._is_starved) and self._connections.answered_at >= since:
             return True
-        return max(self._answered_at, self._turn_came_at) >= since
+        # A link that opens promises an answer, unless calls get none.
+        is_opened = self._opened_at >= since > self._timed_out_at
+        return is_opened or max(self._answered_at, self._turn_came_at) >= since
 
     def _leave(self, caller: _Caller) -> None:
         with self._lock:
@@ -202,6 +205,8 @@ class LinkPool:
         with self._lock:
             if link not in self._busy:
                 return  # the pool was closed
+            if isinstance(error, AttemptTimeoutError):
+                self._timed_out_at = self._clock()
             if is_good and link.epoch == self._epoch:
                 if error is None or isinstance(error, _REFUSALS):
                     link.is_fresh = False
@@ -300,7 +305,7 @@ class LinkPool:
         finally:
             with self._lock:
                 self._queued -= 1
-        attempt = self._target.begin()
+        attempt = self._target.begin(is_opening=True)
         try:
             await link.open(self._attempt_timeout)
         except Exception as error:
@@ -322,7 +327,7 @@ class LinkPool:
                 return
             self._opening.pop(link, None)
             self.max_batch_size, self.max_message_size = link.max_batch_size, link.max_message_size
-            self._answered_at = self._connections.answered_at = self._clock()
+            self._opened_at = self._connections.answered_at = self._clock()
             self._growth_pause = GROWTH_PAUSE
             self._busy[link] = None
             while self._waiting_for_fresh:
@@ -331,7 +336,7 @@ class LinkPool:
             else:
                 self._hand_on(link)
             self._grow()
-        self._target.answered()
+        self._target.opened()
 
     def _opening_failed(self, link: Link, error: Exception, attempt: Attempt) -> None:
         is_current = link.epoch == self._epoch
