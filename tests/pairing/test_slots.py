@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.sending.connection_slots import Connections
+from twinbus.pairing.sending.connection_slots import OPENING_SECONDS, Connections
 
 
 class Pool:
@@ -77,26 +77,52 @@ def test_pool_without_a_connection_grows_when_one_is_free() -> None:
 def test_openings_take_turns_in_order() -> None:
     connections = Connections(100, max_opening=1)
     first, second, third = Turn(), Turn(), Turn()
-    assert connections.ask_to_open(first)
-    assert not connections.ask_to_open(second)
-    assert not connections.ask_to_open(third)
-    connections.opened()
+    assert connections.ask_to_open(first, is_first=True)
+    assert not connections.ask_to_open(second, is_first=True)
+    assert not connections.ask_to_open(third, is_first=True)
+    connections.opened(first)
     assert (second.given, third.given) == (1, 0)
-    connections.opened()
+    connections.opened(second)
     assert third.given == 1
-    connections.opened()
-    assert connections.ask_to_open(first)
+    connections.opened(third)
+    assert connections.ask_to_open(first, is_first=True)
 
 
 def test_abandoned_turn_goes_to_the_next() -> None:
     connections = Connections(100, max_opening=1)
-    assert connections.ask_to_open(Turn())
-    gone, left, last = Turn(wants=False), Turn(), Turn()
+    opening, gone, left, last = Turn(), Turn(wants=False), Turn(), Turn()
+    assert connections.ask_to_open(opening, is_first=True)
     for turn in (gone, left, last):
-        assert not connections.ask_to_open(turn)
-    connections.give_up_opening(left)
-    connections.opened()
+        assert not connections.ask_to_open(turn, is_first=True)
+    connections.opened(left)
+    connections.opened(opening)
     assert (left.given, last.given) == (0, 1)
+
+
+def test_first_link_of_a_pool_opens_before_more_links_of_others() -> None:
+    connections = Connections(100, max_opening=1)
+    opening, growth, first = Turn(), Turn(), Turn()
+    assert connections.ask_to_open(opening, is_first=True)
+    assert not connections.ask_to_open(growth, is_first=False)
+    assert not connections.ask_to_open(first, is_first=True)
+    connections.opened(opening)
+    assert (growth.given, first.given) == (0, 1)
+
+
+def test_opening_that_gets_no_answer_makes_room_for_others() -> None:
+    connections = Connections(100, max_opening=1)
+    unanswered, healthy, last = Turn(), Turn(), Turn()
+    assert connections.ask_to_open(unanswered, is_first=True)
+    assert not connections.ask_to_open(healthy, is_first=True)
+    connections.tick(OPENING_SECONDS - 0.5)
+    assert healthy.given == 0
+    connections.tick(0.5)
+    assert healthy.given == 1
+    assert not connections.ask_to_open(last, is_first=True)
+    connections.opened(unanswered)  # its place was given away already
+    assert last.given == 0
+    connections.opened(healthy)
+    assert last.given == 1
 
 
 @pytest.mark.parametrize(("name", "most"), [("max_links", 256), ("max_connections", 5000)])

@@ -443,6 +443,9 @@ class Pairing:
     def note_lag(self) -> None:
         """Measure lag at a tick of the background; warn once if the process runs very late."""
         late = self.lag.tick(self.clock())
+        if late <= LATE_SHARE * self.lag.interval:
+            for connections in (self.primary_connections, self.backlog_connections):
+                connections.tick(self.lag.interval)
         if late > self.options.attempt_timeout / 4 and not self._is_warned_of_lag:
             self._is_warned_of_lag = True
             logger.warning(

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Links of one client that may open to one namespace at the same time. More would only compete for the CPU.
 MAX_OPENING = 16
+#: After this many seconds an opening only waits for the network, and no longer holds up those of other entities.
+OPENING_SECONDS = 2.0
 
 
 class OpeningWaiter(Protocol):
@@ -47,9 +49,13 @@ class Connections:
         self.max_connections = max_connections
         #: When a link of this client was last opened or answered, by the pairing's clock.
         self.answered_at = -math.inf
-        self._free = max_opening
+        self._max_opening = max_opening
+        # Those that open, and for how many seconds of a punctual process.
+        self._opening: dict[OpeningWaiter, float] = {}
+        # Those that wait to open: the first links of their pools go before others.
+        self._first_links: deque[OpeningWaiter] = deque()
+        self._more_links: deque[OpeningWaiter] = deque()
         self._open = 0
-        self._waiting: deque[OpeningWaiter] = deque()
         self._pools: list[Evictable] = []
         # Pools without a link that found no free connection, and since when.
         self._starved: dict[Evictable, float] = {}
@@ -115,27 +121,42 @@ class Connections:
         self._pools[min(idle)[1]].evict()
         return self._open < self.max_connections
 
-    def ask_to_open(self, waiter: OpeningWaiter) -> bool:
-        """Return whether a link may be opened now; otherwise `waiter` is given None when it may."""
+    def ask_to_open(self, waiter: OpeningWaiter, *, is_first: bool) -> bool:
+        """Return whether a link may be opened now; otherwise `waiter` is given None when it may.
+
+        Args:
+            is_first: The pool has no link yet. Its opening goes before those of pools that only grow.
+        """
         with self.lock:
-            if self._free > 0:
-                self._free -= 1
+            if len(self._opening) < self._max_opening:
+                self._opening[waiter] = 0.0
                 return True
-            self._waiting.append(waiter)
+            (self._first_links if is_first else self._more_links).append(waiter)
             return False
 
-    def give_up_opening(self, waiter: OpeningWaiter) -> None:
-        """Stop waiting for an opening; if it was just granted, pass it on."""
+    def opened(self, waiter: OpeningWaiter) -> None:
+        """Record the end of an opening, successful or not, or that it is no longer wanted; the next one may begin."""
         with self.lock:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            else:
-                self.opened()
+            for line in (self._first_links, self._more_links):
+                if waiter in line:
+                    line.remove(waiter)
+            self._opening.pop(waiter, None)
+            self._let_next_open()
 
-    def opened(self) -> None:
-        """Record the end of an opening, successful or not; the next one may begin."""
+    def tick(self, seconds: float) -> None:
+        """Record that time has passed in which this process was not late: long openings make room for others."""
         with self.lock:
-            while self._waiting:
-                if self._waiting.popleft().give(None):
-                    return
-            self._free += 1
+            for waiter in list(self._opening):
+                self._opening[waiter] += seconds
+                if self._opening[waiter] >= OPENING_SECONDS:
+                    del self._opening[waiter]
+            self._let_next_open()
+
+    def _let_next_open(self) -> None:
+        while len(self._opening) < self._max_opening:
+            line = self._first_links or self._more_links
+            if not line:
+                return
+            waiter = line.popleft()
+            if waiter.give(None):
+                self._opening[waiter] = 0.0

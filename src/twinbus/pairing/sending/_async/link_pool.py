@@ -289,17 +289,17 @@ class LinkPool:
         link.epoch = self._epoch
         self._opening[link] = None
         self._queued += 1
-        self._openings.start(self._open, link)
+        self._openings.start(self._open, link, is_first)
         return True
 
-    async def _open(self, link: Link) -> None:
+    async def _open(self, link: Link, is_first: bool) -> None:
         turn: Waiter[None] = Waiter()
         try:
-            if not self._connections.ask_to_open(turn):
+            if not self._connections.ask_to_open(turn, is_first=is_first):
                 await turn.wait()
                 self._turn_came_at = self._clock()
         except BaseException:
-            self._connections.give_up_opening(turn)
+            self._connections.opened(turn)
             self._opening_ended(link)
             raise
         finally:
@@ -309,15 +309,15 @@ class LinkPool:
         try:
             await link.open(self._attempt_timeout)
         except Exception as error:
-            self._connections.opened()
+            self._connections.opened(turn)
             namespace = link.sender.fully_qualified_namespace
             self._opening_failed(link, explained(error, self.path, namespace), attempt)
         except BaseException:
-            self._connections.opened()
+            self._connections.opened(turn)
             self._opening_ended(link)
             raise
         else:
-            self._connections.opened()
+            self._connections.opened(turn)
             self._opened(link)
 
     def _opened(self, link: Link) -> None:
