@@ -60,3 +60,17 @@ def test_link_can_be_closed_at_the_moment_when_its_helper_starts(link: Link, mon
         assert not thread.is_alive()
     eventually(lambda: "twinbus-close" not in [thread.name for thread in threading.enumerate()])
     assert link not in watchdog._watched
+
+
+def test_call_with_little_time_ends_in_time_whatever_the_sdk_waits_for(link: Link) -> None:
+    """After its connection is cut the SDK may wait for a thread of its own; the caller has other queues to try."""
+    link.open(PATIENCE)
+    may_end = threading.Event()
+    try:
+        with pytest.raises(AttemptTimeoutError):
+            link.call(may_end.wait, PATIENCE, seconds=0.1)
+        assert link.is_hung
+    finally:
+        may_end.set()
+        link.close()
+    assert not link.is_hung

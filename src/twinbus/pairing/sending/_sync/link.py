@@ -1,9 +1,9 @@
 """One link: an SDK sender that serves one call at a time, within a deadline. Written by hand: threads cannot be
 cancelled.
 
-A call that takes too long is ended by cutting its connection. While a link is being opened there may be no connection
-yet (the SDK waits for the name service or for a token), so a link is opened by a helper thread that the caller can
-abandon; it has no message to send. Where the SDK does not let us cut, calls are made in helper threads as well.
+A call that takes too long is ended by cutting its connection. After a cut the SDK waits for its keep-alive thread, up
+to a second, so a call with less time than `UNHURRIED` is made by a helper thread that the caller can abandon. So is the
+opening of a link, when there may be no connection yet to cut, and every call if the SDK does not let us cut.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from azure.servicebus import ServiceBusSender
 
 from ...pairing_errors import AttemptTimeoutError
 from ...sdk import deadline, internals
+from .helper_thread import Helper, HelperCall
 from .watchdog import watchdog
 
 logger = logging.getLogger("twinbus.pairing")
 
 #: Closing a link takes no longer than this.
 CLOSING = 5.0
+#: A call with at least this many seconds may end a second late. Callers that give it no timeout have set no limit.
+UNHURRIED = 10.0
 
 T = TypeVar("T")
 
@@ -55,7 +58,8 @@ class Link:
         self._is_unwatched = False
         # Set when it is cut or closed, for code that waits in a helper thread.
         self._given_up = threading.Event()
-        self._helper: threading.Thread | None = None
+        self._helper: Helper | None = None
+        self._last_helped: HelperCall[Any] | None = None
         self._connection: Any = None
 
     def open(self, seconds: float) -> None:
@@ -73,6 +77,7 @@ class Link:
         self._can_cut = internals.can_cut(self.sender)
         if self._can_cut:
             self._watch()
+            self._end_helper()
 
     def _watch(self) -> None:
         with self._lock:
@@ -92,7 +97,7 @@ class Link:
             AttemptTimeoutError: it took longer.
             azure.servicebus.exceptions.ServiceBusError: what the SDK raises.
         """
-        if not self._can_cut:
+        if not self._can_cut or seconds < UNHURRIED:
             return self._call_in_helper(function, *arguments, seconds=seconds)
         deadline.call.ends = self.ends = ends = time.monotonic() + seconds
         if ends < watchdog.next_look:
@@ -107,37 +112,30 @@ class Link:
             deadline.call.ends = self.ends = math.inf
 
     def _call_in_helper(self, function: Callable[..., T], *arguments: Any, seconds: float) -> T:
-        """Make a call in a thread that is abandoned at the timeout."""
-        outcome: list[T] = []
-        errors: list[BaseException] = []
-        is_over = threading.Event()
-        ends = time.monotonic() + seconds
-
-        def run() -> None:
-            deadline.call.ends, deadline.call.given_up = ends, self._given_up
-            try:
-                outcome.append(function(*arguments))
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                is_over.set()
-
-        with self._lock:  # `close` sees a running helper, or none
+        """Make a call in a thread, and leave it to itself at the timeout."""
+        call = HelperCall(function, arguments, seconds)
+        with self._lock:  # `close` sees a helper, or none starts
             if self._is_closed:
                 raise AttemptTimeoutError(self.path, seconds, is_unsent=True)
-            helper = threading.Thread(target=run, name="twinbus-link", daemon=True)
-            helper.start()
-            self._helper = helper
-        if not is_over.wait(max(0.0, seconds)):
+            if self._helper is None:
+                self._helper = Helper(self._given_up)
+            self._last_helped = call
+            self._helper.make(call)
+        if not call.wait():
             raise AttemptTimeoutError(self.path, seconds)
-        if errors:
-            raise errors[0]
-        return outcome[0]
+        return call.result()
+
+    def _end_helper(self) -> None:
+        """End the helper; the next call that needs one starts another. A link is rarely used with a short timeout."""
+        with self._lock:
+            if self._helper is not None and not self._is_closed:
+                self._helper.end()
+                self._helper = None
 
     @property
     def is_hung(self) -> bool:
         """Whether an abandoned call of it still runs."""
-        return self._helper is not None and self._helper.is_alive()
+        return self._last_helped is not None and self._last_helped.is_running
 
     def cut_overdue(self) -> None:
         """End the running call: its time is over."""
@@ -176,7 +174,7 @@ class Link:
 
     def _close(self) -> None:
         if self._helper is not None:
-            self._helper.join()  # one thread must not close the SDK's sender while another opens it
+            self._helper.end(wait=True)  # one thread must not close the SDK's sender while another opens it
         with self._lock:
             self._is_unwatched = True
             watchdog.forget(self)
