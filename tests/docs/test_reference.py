@@ -17,7 +17,9 @@ import twinbus.aio
 from twinbus.pairing import events, options
 from twinbus.pairing import pairing_errors as errors
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text("utf-8")
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PAGES = {name: (REFERENCE / f"{name}.md").read_text("utf-8") for name in ("options", "events", "errors", "python")}
+PAGE = "\n".join(PAGES.values())
 CHOICES = {
     "probe": get_args(options.Probe),
     "while_suspect": get_args(options.WhileSuspect),
