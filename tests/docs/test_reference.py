@@ -127,3 +127,10 @@ def test_every_name_of_another_module_is_where_the_page_says() -> None:
         for one in (name, *others):
             place = importlib.import_module(one.rpartition(".")[0]) if "." in one else module
             assert hasattr(place, one.rpartition(".")[2]), one
+
+
+def test_every_metric_is_on_its_page() -> None:
+    source = inspect.getsource(importlib.import_module("twinbus.pairing.metrics"))
+    page = (REFERENCE / "metrics.md").read_text("utf-8")
+    shown = set(re.findall(r"^\| `(twinbus\.[\w.]+)`", page, re.MULTILINE))
+    assert shown == set(re.findall(r'"(twinbus\.[\w.]+)"', source)) - {"twinbus.pairing", "twinbus.entity", "twinbus.role"}
