@@ -1,4 +1,4 @@
-"""Rows of every result table for the queries of docs/how-to/query-the-tables.md, and what each query must find in them."""
+"""Rows of every result table for docs/how-to/query-the-tables.md, and what each of its queries must find in them."""
 
 from __future__ import annotations
 
