@@ -161,11 +161,11 @@ bench-pipeline: $(INSTALLED) ## Measure the pipeline against DuckDB, and the syp
 bench-scale: $(INSTALLED) ## Measure the pipeline on a cluster with one and with two workers (BIG=1, QUICK=1, ARGS=)
 	@$(BIN)/python -m bench.pipeline_scale $(ARGS)
 
-format: $(INSTALLED) ## Sort the imports, mend what can be mended, format
+format: $(INSTALLED) ## Sort the imports, fix what can be fixed, format
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-constraints: ## Write constraints.txt anew with the newest versions
+constraints: ## Resolve constraints.txt again with the newest versions
 	@rm -rf build/constraints && $(PYTHON) -m venv build/constraints
 	@build/constraints/bin/python -m pip --disable-pip-version-check -qq install '.[$(EXTRAS),conformance]'
 	@build/constraints/bin/python -m pip freeze --exclude twinbus > build/constraints.txt

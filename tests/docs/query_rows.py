@@ -1,4 +1,4 @@
-"""Rows of every result table for the queries of docs/reference/tables.md, and what each query must find in them."""
+"""Rows of every result table for docs/how-to/query-the-tables.md, and what each of its queries must find in them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ MESSAGE_WORDS = {
     "news-1": "attempted acknowledged ok",
 }
 
-#: What the other queries find, by the first words of the text above them; times as hours and minutes.
+#: What the other queries find, by the first words of their heading; times as hours and minutes.
 FOUND: dict[str, list[tuple[Any, ...]]] = {
     "Are the tables complete": [(1, "complete", "00:00", "00:01", True, 14, "0.1.0")],
     "Which files of the ledger": [(DAY, "b.parquet", "unreadable", "it is damaged")],
@@ -194,11 +194,11 @@ def _plain(value: Any) -> Any:
 
 
 def blocks(page: str, language: str) -> list[tuple[str, str]]:
-    """The blocks of a language, each with the bold text above it."""
+    """The blocks of a language, each with the heading above it."""
     title, found, inside = "", [], None
     for line in page.splitlines():
-        if inside is None and line.startswith("**"):
-            title = line.removeprefix("**").partition("**")[0]
+        if inside is None and line.startswith("#"):
+            title = line.lstrip("# ")
         if inside is None and line == f"```{language}":
             inside = []
         elif inside is not None and line == "```":
@@ -210,6 +210,6 @@ def blocks(page: str, language: str) -> list[tuple[str, str]]:
 
 
 def expected(title: str) -> list[tuple[Any, ...]]:
-    """What the query below a bold text must find."""
+    """What the query below a heading must find."""
     (rows,) = (rows for start, rows in FOUND.items() if title.startswith(start))
     return rows

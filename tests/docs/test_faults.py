@@ -50,3 +50,9 @@ def test_every_parameter_is_there_with_its_default() -> None:
         if field.name not in ("kind", "on"):
             assert field.default is not MISSING
             assert shown[field.name] == f"`{field.default!r}`"
+
+
+def test_the_guide_to_testing_shows_a_fault_of_every_kind() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "testing.md").read_text("utf-8")
+    shown = re.findall(r"^    Fault\(FaultKind\.(\w+)", guide, re.MULTILINE)
+    assert sorted(shown) == sorted(kind.name for kind in CAN_STRIKE)

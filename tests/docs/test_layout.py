@@ -1,4 +1,4 @@
-"""The packages stay small, their modules have names of their own, and CONTRIBUTING.md names files that exist."""
+"""Packages are small, neighbouring modules have different names, and CONTRIBUTING.md names what exists."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ def test_modules_of_neighbouring_packages_have_different_names() -> None:
     assert {f"{parent.name}/*/{name}": found for (parent, name), found in owners.items() if len(found) > 1} == {}
 
 
-def test_contributing_names_paths_that_exist() -> None:
+def test_contributing_names_paths_and_functions_that_exist() -> None:
     table = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## Where do I change")[2].partition("\n## ")[0]
     paths = re.findall(r"`((?:src|proof|tests|docs|scripts)/[\w./-]+)`", table)
     assert len(paths) >= 20
     assert [path for path in paths if not (ROOT / path).exists()] == []
+    named = re.findall(r"`(\w+)\(\)` in `([\w./-]+)`", table)
+    assert len(named) >= 2
+    assert [name for name, path in named if f"def {name}(" not in (ROOT / path).read_text("utf-8")] == []

@@ -17,7 +17,9 @@ import twinbus.aio
 from twinbus.pairing import events, options
 from twinbus.pairing import pairing_errors as errors
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text("utf-8")
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PAGES = {name: (REFERENCE / f"{name}.md").read_text("utf-8") for name in ("options", "events", "errors", "python")}
+PAGE = "\n".join(PAGES.values())
 CHOICES = {
     "probe": get_args(options.Probe),
     "while_suspect": get_args(options.WhileSuspect),
@@ -125,3 +127,11 @@ def test_every_name_of_another_module_is_where_the_page_says() -> None:
         for one in (name, *others):
             place = importlib.import_module(one.rpartition(".")[0]) if "." in one else module
             assert hasattr(place, one.rpartition(".")[2]), one
+
+
+def test_every_metric_is_on_its_page() -> None:
+    source = inspect.getsource(importlib.import_module("twinbus.pairing.metrics"))
+    page = (REFERENCE / "metrics.md").read_text("utf-8")
+    shown = set(re.findall(r"^\| `(twinbus\.[\w.]+)`", page, re.MULTILINE))
+    attributes = {"twinbus.pairing", "twinbus.entity", "twinbus.role"}
+    assert shown == set(re.findall(r'"(twinbus\.[\w.]+)"', source)) - attributes

@@ -1,4 +1,4 @@
-"""The queries of docs/reference/tables.md run in Spark SQL as they are, and find the same as in DuckDB."""
+"""The queries of docs/how-to/query-the-tables.md run in Spark SQL as they are, and find the same as in DuckDB."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "tables.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "query-the-tables.md").read_text("utf-8")
 
 
 def test_every_query_finds_what_is_there_in_spark(spark: SparkSession, tmp_path: Path) -> None:

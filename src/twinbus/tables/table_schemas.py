@@ -102,7 +102,7 @@ ACTIVITY = _table(
     ("minute", "timestamp", "start of the minute, UTC"),
     ("pairing", "string", "name of the pairing"),
     _ENTITY,
-    ("kind", "string", "kind of event, such as `diverted` (docs/reference/tables.md)"),
+    ("kind", "string", "kind of event, such as `diverted` (`ActivityKind`)"),
     ("count", "bigint", "events"),
     ("first_time", "timestamp", "time of the first event"),
     ("last_time", "timestamp", "time of the last event"),

@@ -82,7 +82,7 @@ def estimate(
     ] = False,
     transfer_per_gb: Annotated[str | None, _option("NUMBER", "Price of a GB between the two regions.")] = None,
     prices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Your own price book (docs/explanation/cost.md).")
+        Path | None, typer.Option(metavar="FILE", help="Your own price book (docs/reference/price-book.md).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
 ) -> None:
@@ -133,7 +133,7 @@ def estimate(
 
 
 def as_object(result: Estimate) -> dict[str, Any]:
-    """Return the estimate as a JSON object (docs/explanation/cost.md). Amounts are strings: no digit is lost."""
+    """Return the estimate as a JSON object (docs/reference/cost-estimate.md). Amounts are strings: no digit is lost."""
     from twinbus.report.cost import estimate as of
     from twinbus.tables.billed_units import PAIRING_STAGES, units_of
 

@@ -57,7 +57,7 @@ def report(
         str | None, typer.Option(metavar="NUMBER", help="Price of a GB between the two regions.")
     ] = None,
     prices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Your own price book (docs/explanation/cost.md).")
+        Path | None, typer.Option(metavar="FILE", help="Your own price book (docs/reference/price-book.md).")
     ] = None,
     storage_option: StorageOption = None,
 ) -> None:

@@ -79,7 +79,7 @@ def _states(url: str, minutes: int) -> list[EntityState]:
 
 
 def as_document(found: Status) -> dict[str, Any]:
-    """Return the status as a JSON object (docs/reference/command-line.md)."""
+    """Return the status as a JSON object (docs/reference/status.md)."""
     return {
         "primary": {"reachable": found.primary.answers, "error": found.primary.error},
         "secondary": {"reachable": found.secondary.answers, "error": found.secondary.error},
