@@ -30,7 +30,7 @@ from .drain_report import QueueStatus
 from .pacing import Backoff, CreditWindow
 from .receive_errors import ReceiveErrors
 from .receiving.intake import Intake
-from .receiving.lock_renewal import LockRenewal
+from .receiving.lock_renewal import LockRenewal, due_for_renewal
 from .receiving.restorer import Restorer
 from .settlement.bookkeeping import OperationLog
 from .settlement.ledger_gate import LedgerGate
@@ -433,7 +433,8 @@ class Pump:
                 for move in late:
                     move.source.abandon(move)
         locked: list[Move] = [] if self.intake is None else list(self.intake.open.values())
-        self._renewal.start(self.restorer.due_for_renewal([*locked, *self.retrieval.moves()], now))
+        waiting = [*locked, *self.retrieval.moves()]
+        self._renewal.start(due_for_renewal(waiting, self.restorer.lock_seconds, now))
 
     def _announce(self) -> None:
         for lane in self.lanes.values():

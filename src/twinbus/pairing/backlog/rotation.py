@@ -2,6 +2,7 @@
 
 The rotation belongs to the pairing, so that every sender learns at once when a queue has left it. What a sender does
 with it is its own: it picks a queue at random and stays, to balance load between clients that don't know each other.
+`error_classification.retires_queue` decides which errors retire a queue.
 Pure: the time is passed in. Not thread-safe: the caller holds a lock.
 """
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
+from twinbus.envelope import aliases
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Stage
 from twinbus.servicebus.entity_paths import entity_key
 
@@ -48,7 +49,7 @@ MAX_PAGES = 200
 # Queues to scan at the same time.
 _AT_ONCE = 4
 
-_PATH, _SESSION = b"x-ms-path", b"x-ms-sessionid"
+_PATH, _SESSION = aliases.PATH.encode(), aliases.SESSION_ID.encode()
 
 
 class _NotFound(NamedTuple):

@@ -1,4 +1,7 @@
-"""Pings a primary entity with an empty message that no receiver sees, or by opening a link."""
+"""Pings a primary entity with an empty message that no receiver sees, or by opening a link.
+
+`entity_failover` decides when to ping.
+"""
 
 from __future__ import annotations
 

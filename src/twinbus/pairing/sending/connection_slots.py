@@ -50,9 +50,9 @@ class Connections:
         #: When a link of this client was last opened or answered, by the pairing's clock.
         self.answered_at = -math.inf
         self._max_opening = max_opening
-        # Those that open, and for how many seconds of a punctual process.
+        # Links that are opening, and how long, not counting time in which this process ran late.
         self._opening: dict[OpeningWaiter, float] = {}
-        # Those that wait to open: the first links of their pools go before others.
+        # Links that wait to open: the first link of a pool goes before those of pools that only grow.
         self._first_links: deque[OpeningWaiter] = deque()
         self._more_links: deque[OpeningWaiter] = deque()
         self._open = 0
@@ -137,9 +137,9 @@ class Connections:
     def opened(self, waiter: OpeningWaiter) -> None:
         """Record the end of an opening, successful or not, or that it is no longer wanted; the next one may begin."""
         with self.lock:
-            for line in (self._first_links, self._more_links):
-                if waiter in line:
-                    line.remove(waiter)
+            for queue in (self._first_links, self._more_links):
+                if waiter in queue:
+                    queue.remove(waiter)
             self._opening.pop(waiter, None)
             self._let_next_open()
 
@@ -154,9 +154,9 @@ class Connections:
 
     def _let_next_open(self) -> None:
         while len(self._opening) < self._max_opening:
-            line = self._first_links or self._more_links
-            if not line:
+            queue = self._first_links or self._more_links
+            if not queue:
                 return
-            waiter = line.popleft()
+            waiter = queue.popleft()
             if waiter.give(None):
                 self._opening[waiter] = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from twinbus.amqp.client.errors import AmqpError, RequestFailedError
 from twinbus.amqp.client.management import Management
@@ -15,6 +15,11 @@ from ..settlement.moves import Move
 logger = logging.getLogger("twinbus.syphon")
 
 MAX_RENEWED = 500  # locks per request
+
+
+def due_for_renewal(moves: Iterable[Move], lock_seconds: float, now: float) -> list[Move]:
+    """Return the sent messages that wait for an outcome or the ledger, and whose lock is half over."""
+    return [move for move in moves if move.sent_at and now - move.locked_at > lock_seconds / 2]
 
 
 class LockRenewal:

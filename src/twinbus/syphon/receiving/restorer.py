@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from twinbus.amqp.codec.types import DecodeError
 from twinbus.envelope.restoring import Restored, restore
 from twinbus.pairing.options import TimeToLive
 
-from ..settlement.moves import Move
 from .broker_clock import BrokerClock
 
 #: The lock duration of the backlog queues that we create. Longer locks are not used in full.
@@ -78,7 +77,3 @@ class Restorer:
     def seconds_to_send(self) -> float:
         """Seconds after receiving a message within which it may still be sent."""
         return self.lock_seconds * 2 / 3
-
-    def due_for_renewal(self, moves: Iterable[Move], now: float) -> list[Move]:
-        """The sent messages that wait for an outcome or the ledger, and whose lock is half over."""
-        return [move for move in moves if move.sent_at and now - move.locked_at > self.lock_seconds / 2]

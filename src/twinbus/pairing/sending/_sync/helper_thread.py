@@ -1,4 +1,4 @@
-"""Makes calls in a thread of its own, so that a caller need not wait for a call that takes too long."""
+"""Makes calls in a separate thread, so that callers can abandon calls that take too long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class HelperCall(Generic[T]):
-    """One call, and what came of it."""
+    """One call and its result or error."""
 
     def __init__(self, function: Callable[..., T], arguments: tuple[Any, ...], seconds: float) -> None:
         self.ends = time.monotonic() + seconds
@@ -26,7 +26,7 @@ class HelperCall(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the call has not ended yet."""
         return not self._is_over.is_set()
 
     def run(self) -> None:
@@ -39,18 +39,18 @@ class HelperCall(Generic[T]):
             self._is_over.set()
 
     def wait(self) -> bool:
-        """Wait for its end, but not longer than it may take; return whether it has ended."""
+        """Wait until the call ends or its time is up; return whether it has ended."""
         return self._is_over.wait(max(0.0, self.ends - time.monotonic()))
 
     def result(self) -> T:
-        """Return what the call has returned, or raise what it has raised."""
+        """Return the result of the call, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result[0]
 
 
 class Helper:
-    """A thread that makes one call after the other, until it is ended."""
+    """A thread that makes submitted calls one after another."""
 
     def __init__(self, given_up: threading.Event) -> None:
         self._given_up = given_up
@@ -58,12 +58,12 @@ class Helper:
         self._thread = threading.Thread(target=self._run, name="twinbus-link", daemon=True)
         self._thread.start()
 
-    def make(self, call: HelperCall[Any]) -> None:
-        """Make a call once those before it have ended."""
+    def submit(self, call: HelperCall[Any]) -> None:
+        """Make a call after those that were submitted before it."""
         self._calls.put(call)
 
     def end(self, *, wait: bool = False) -> None:
-        """End the thread after the calls it was given."""
+        """End the thread after the submitted calls."""
         self._calls.put(None)
         if wait:
             self._thread.join()

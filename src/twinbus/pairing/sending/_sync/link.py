@@ -2,8 +2,8 @@
 cancelled.
 
 A call that takes too long is ended by cutting its connection. After a cut the SDK waits for its keep-alive thread, up
-to a second, so a call with less time than `UNHURRIED` is made by a helper thread that the caller can abandon. So is the
-opening of a link, when there may be no connection yet to cut, and every call if the SDK does not let us cut.
+to a second, so a call with less time than `HELPER_BELOW` is made by a helper thread that the caller can abandon. So is
+the opening of a link, when there may be no connection yet to cut, and every call if the SDK does not let us cut.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ logger = logging.getLogger("twinbus.pairing")
 
 #: Closing a link takes no longer than this.
 CLOSING = 5.0
-#: A call with at least this many seconds may end a second late. Callers that give it no timeout have set no limit.
-UNHURRIED = 10.0
+#: A call with fewer seconds than this is made by a helper thread, to end on time. Longer calls may end a second late.
+HELPER_BELOW = 10.0
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Link:
             AttemptTimeoutError: it took longer.
             azure.servicebus.exceptions.ServiceBusError: what the SDK raises.
         """
-        if not self._can_cut or seconds < UNHURRIED:
+        if not self._can_cut or seconds < HELPER_BELOW:
             return self._call_in_helper(function, *arguments, seconds=seconds)
         deadline.call.ends = self.ends = ends = time.monotonic() + seconds
         if ends < watchdog.next_look:
@@ -112,7 +112,7 @@ class Link:
             deadline.call.ends = self.ends = math.inf
 
     def _call_in_helper(self, function: Callable[..., T], *arguments: Any, seconds: float) -> T:
-        """Make a call in a thread, and leave it to itself at the timeout."""
+        """Make a call in a helper thread, and abandon it at the timeout."""
         call = HelperCall(function, arguments, seconds)
         with self._lock:  # `close` sees a helper, or none starts
             if self._is_closed:
@@ -120,7 +120,7 @@ class Link:
             if self._helper is None:
                 self._helper = Helper(self._given_up)
             self._last_helped = call
-            self._helper.make(call)
+            self._helper.submit(call)
         if not call.wait():
             raise AttemptTimeoutError(self.path, seconds)
         return call.result()
