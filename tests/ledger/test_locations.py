@@ -72,7 +72,7 @@ def test_a_place_has_a_name_for_fsspec_and_one_for_spark(given: str, for_fsspec:
             None,
         ),
         (
-            "abfss://work@onelake.dfs.fabric.microsoft.com/p",
+            "abfss://jobs@onelake.dfs.fabric.microsoft.com/p",
             {"account_name": "onelake", "account_host": "onelake.blob.fabric.microsoft.com"},
             "abfs://jobs/p",
             None,

@@ -88,7 +88,7 @@ async def test_a_flush_that_does_not_work_in_time_raises(how: str) -> None:
             error = raised.value
         assert 0.4 < time.monotonic() - started < 5.0
         assert isinstance(error, NotDurableError)
-        assert str(error) == "the ledger is not durable after 0.5 s: No space left on device"
+        assert str(error) == f"the ledger at {url} is not durable after 0.5 s: No space left on device"
         assert error.__cause__ is Obstinate.error
         Obstinate.error = None
         await proof.flush_async()
@@ -133,7 +133,7 @@ def test_once_a_row_was_dropped_nothing_is_proven_any_more() -> None:
             proof.record(one)
         Obstinate.let_go.set()
         for _ in range(2):
-            with pytest.raises(NotDurableError, match="rows of the ledger were dropped"):
+            with pytest.raises(NotDurableError, match=f"rows of the ledger at {url} were dropped: 1"):
                 proof.flush()
         spared.flush()
         Proof(writer).flush()
@@ -143,7 +143,7 @@ def test_a_row_that_does_not_fit_is_not_proven(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         proof = Proof(writer)
         proof.record(a_send(bytes=2**63))
-        with pytest.raises(NotDurableError, match="rows of the ledger were dropped"):
+        with pytest.raises(NotDurableError, match=r"rows of the ledger at .* were dropped: 1"):
             proof.flush()
 
 
@@ -152,10 +152,10 @@ async def test_a_writer_that_is_closed_proves_nothing(tmp_path: Path) -> None:
     proof = Proof(writer)
     writer.close()
     for _ in range(2):
-        with pytest.raises(NotDurableError, match="writer is closed") as raised:
+        with pytest.raises(NotDurableError, match=r"writer of the ledger at .* is closed") as raised:
             proof.flush()
         assert isinstance(raised.value.__cause__, LedgerClosedError)
-        with pytest.raises(NotDurableError, match="writer is closed"):
+        with pytest.raises(NotDurableError, match=r"writer of the ledger at .* is closed"):
             await proof.flush_async()
 
 

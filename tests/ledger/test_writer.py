@@ -12,17 +12,20 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.ledger.rows import DAY, HOUR, NOON, a_send, message_ids, sends
 from tests.ledger.stores import SECONDS, Obstinate, memory_url, until
 
+from twinbus.ledger import writer as writer_module
 from twinbus.ledger.durable_rows import Proof
 from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.layout import FileName, temp_name
 from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Recorder, Stage
 from twinbus.ledger.schema import to_operations
+from twinbus.ledger.store import LocalStore
 from twinbus.ledger.writer import BUFFER_FULL, CLOSED, DOES_NOT_FIT, LedgerWriter
 
 QUICK = Rotation(flush_seconds=0.0)
@@ -194,7 +197,10 @@ def test_rows_wait_for_a_store_that_fails_and_are_stored_once(caplog: pytest.Log
         assert writer.status().failing is None
     assert message_ids(url) == {f"m-{number}": 1 for number in range(10)}
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["The ledger's store takes no files: Permission denied", "The ledger's store takes files again"]
+    assert messages == [
+        f"Writing ledger rows to {url} failed, retrying: Permission denied",
+        f"Writing ledger rows to {url} succeeded again",
+    ]
 
 
 def test_a_file_that_is_tried_again_keeps_its_name() -> None:
@@ -255,7 +261,7 @@ def test_a_close_waits_no_longer_than_it_may_and_says_what_is_lost(caplog: pytes
     assert 0.2 < time.monotonic() - started < 5.0
     assert writer.status().dropped_rows == 10
     assert writer.status().waiting_rows == 0
-    assert "closed before 10 rows could be stored" in caplog.text
+    assert f"Closing the writer of the ledger at {url}: 10 rows could not be stored and are lost" in caplog.text
 
 
 def test_a_close_does_not_wait_for_a_store_that_hangs() -> None:
@@ -267,6 +273,52 @@ def test_a_close_does_not_wait_for_a_store_that_hangs() -> None:
     writer.close(timeout=0.1)
     assert time.monotonic() - started < 5.0
     Obstinate.let_go.set()
+
+
+def test_close_counts_rows_still_being_encoded_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_encoding, may_end = threading.Event(), threading.Event()
+    encode = writer_module.encode
+
+    def slow_encode(table: pa.Table) -> bytes:
+        is_encoding.set()
+        assert may_end.wait(SECONDS)
+        return encode(table)
+
+    monkeypatch.setattr(writer_module, "encode", slow_encode)
+    writer = LedgerWriter(tmp_path, rotation=Rotation(rows=10))
+    for operation in sends(10):
+        writer.record(operation)
+    assert is_encoding.wait(SECONDS)
+    try:
+        writer.close(timeout=0.1)
+        assert writer.status().waiting_rows == 10
+        assert f"ledger at {tmp_path}: no file was stored within 1.1 s; 10 rows may be lost" in caplog.text
+    finally:
+        may_end.set()
+    until(lambda: writer.status().written_rows == 10)
+    assert writer.status().waiting_rows == 0
+
+
+def test_close_reports_no_lost_rows_while_temporary_files_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end = threading.Event()
+
+    def slow_removal(self: LocalStore, folder: str, before_us: int) -> int:
+        assert may_end.wait(SECONDS)
+        return 0
+
+    monkeypatch.setattr(LocalStore, "remove_temporaries", slow_removal)
+    writer = LedgerWriter(tmp_path)
+    writer.record(a_send())
+    try:
+        writer.close(timeout=0.1)
+        assert writer.status().written_rows == 1
+        assert caplog.text == ""
+    finally:
+        may_end.set()
 
 
 def test_a_close_is_patient_with_a_store_that_is_only_slow() -> None:
@@ -318,7 +370,7 @@ def test_what_is_recorded_after_a_close_is_counted(tmp_path: Path) -> None:
     assert not writer.offer(a_send())
     writer.record(a_send())
     assert writer.status().dropped_rows == 2
-    assert writer._dropped == {("contoso", "client-1", CLOSED): 2}
+    assert writer._unreported_drops == {("contoso", "client-1", CLOSED): 2}
     writer.close()
 
 

@@ -1,4 +1,4 @@
-"""The ledger: one row for every broker operation that is billed or that proves something."""
+"""Records every broker operation that is billed or serves as proof, one row each."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Makes few large files of many small ones, while others read and write.
+"""Merges many small files of past days into a few large ones.
 
-A sidecar names the files whose rows a compacted file holds. It is written first and counts from the moment the
-compacted file is there, so no row is ever seen twice or not at all. Replaced files are removed a day later, when no one
-can still be reading them. Readers that ignore sidecars may see a row in both files for that day: `op_id` tells them.
-Two compactions at once do no harm (`layout.select`).
+Readers and writers may work meanwhile. A sidecar lists the files whose rows a compacted file holds. It is written first
+and takes effect when the compacted file appears, so readers never see a row twice or miss one. Replaced files are
+removed a day later, when no process still reads them. Until then, readers that ignore sidecars see rows twice and must
+remove duplicates by `op_id`. Concurrent compactions are safe (`layout.select`).
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ from .store import Store, open_store
 SETTLE_SECONDS = 3600.0
 KEEP_SECONDS = 86_400.0
 TARGET_ROWS = 1_000_000
-#: A sidecar names all of them, and every reader loads it.
+#: Most files merged into one: the sidecar lists them all, and every reader loads it.
 MOST_INPUTS = 5_000
-#: Names that it may take over from the sidecars of its inputs.
+#: Most names that a sidecar takes over from the sidecars of its inputs.
 MOST_INHERITED = 100_000
 ROW_GROUP = 131_072
 
 
 @dataclass(slots=True)
 class Compaction:
-    """What was done."""
+    """What a compaction has done."""
 
-    #: Files that were read and replaced, and the files that replace them.
+    #: Files that were merged, the files that replace them, and their rows.
     replaced_files: int = 0
     new_files: int = 0
     rows: int = 0
-    #: Files that were removed: replaced long ago, void, or left behind by killed writers.
+    #: Files that were removed: replaced long ago, void, or left behind by killed processes.
     removed_files: int = 0
     unreadable: list[UnreadableFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Terms:
+class _Settings:
+    """The settings of one compaction, with the time at which it looked at a day."""
+
     started_us: int
     keep_us: int
     target_rows: int
@@ -65,17 +67,17 @@ def compact(
     now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     random_bytes: Callable[[int], bytes] = os.urandom,
 ) -> Compaction:
-    """Compact the days that are over, and remove what earlier compactions have replaced.
+    """Compact past days, and remove files that earlier compactions have replaced.
 
     Args:
-        settle_seconds: How long after its end a day is left alone: late rows come then.
-        keep_seconds: How long replaced files are kept. Longer than anybody reads, and than a compaction takes.
-        target_rows: Files get about as many rows; those with half as many are left as they are.
+        settle_seconds: How long to wait after the end of a day before compacting it, for late rows.
+        keep_seconds: How long replaced files are kept. Must be longer than any read or compaction takes.
+        target_rows: Rows of a compacted file, roughly. Files with at least half as many are not merged.
 
     Raises:
-        ValueError: Names the argument and its bound.
-        LedgerNotFoundError: There is nothing at this place.
-        LedgerError: It took so long that its result might be taken for an old one; nothing is lost.
+        ValueError: An argument is out of bounds.
+        LedgerNotFoundError: There is no ledger at this folder or URL.
+        LedgerError: A day took longer than half of `keep_seconds`, so its result was discarded; no rows are lost.
     """
     if settle_seconds < 0:
         raise ValueError(f"settle_seconds must be at least 0, not {settle_seconds!r}")
@@ -84,48 +86,50 @@ def compact(
     if target_rows < 1:
         raise ValueError(f"target_rows must be at least 1, not {target_rows!r}")
     store = open_store(url, storage_options)
-    found = survey(store)
-    done = Compaction(unreadable=found.unreadable)
-    for day in found.days:
+    contents = survey(store)
+    result = Compaction(unreadable=contents.unreadable)
+    for day in contents.days:
         if is_expired(store, day.folder):
-            continue  # what is there comes late, or is being removed
-        started = now_us()
-        terms = _Terms(
-            started_us=started,
+            continue  # its files arrived late or are being removed
+        started_us = now_us()
+        settings = _Settings(
+            started_us=started_us,
             keep_us=int(keep_seconds * 1e6),
             target_rows=target_rows,
             now_us=now_us,
             random_bytes=random_bytes,
         )
-        _sweep(store, day, terms, done)
-        name = layout.day_of(day.folder)
-        assert name is not None
-        if layout.end_of_day_us(name) + settle_seconds * 1e6 <= started:
-            _compact_day(store, day, terms, done)
-    return done
+        _remove_old_files(store, day, settings, result)
+        day_name = layout.day_of(day.folder)
+        assert day_name is not None
+        if layout.end_of_day_us(day_name) + settle_seconds * 1e6 <= started_us:
+            _compact_day(store, day, settings, result)
+    return result
 
 
-def _sweep(store: Store, day: Day, terms: _Terms, done: Compaction) -> None:
-    """Remove what nobody needs any more."""
-    before_us = terms.started_us - terms.keep_us
-    old: dict[str, list[str]] = defaultdict(list)
-    for name, by in day.selection.replaced.items():
-        if _is_older(by, before_us):
-            old[by].append(name)
-    replaced = [name for by, names in old.items() if _is_readable(store, day, by) for name in names]
-    # Void ones first: they must not outlive the file that made them void.
+def _remove_old_files(store: Store, day: Day, settings: _Settings, result: Compaction) -> None:
+    """Remove void files, old replaced files, old orphaned sidecars and old temporary files."""
+    before_us = settings.started_us - settings.keep_us
+    replaced_by: dict[str, list[str]] = defaultdict(list)
+    for name, replacement in day.selection.replaced.items():
+        if _is_older(replacement, before_us):
+            replaced_by[replacement].append(name)
+    replaced = [
+        name for replacement, names in replaced_by.items() if _is_readable(store, day, replacement) for name in names
+    ]
+    # Void files first: they must not outlive the file that made them void.
     for name in (*day.selection.void, *replaced):
         store.delete(day.folder, name)
-        if layout.is_compacted(name):  # a compacted file without its sidecar would count: the sidecar goes last
+        if layout.is_compacted(name):  # the sidecar goes last: without it, the compacted file would be live
             store.delete(day.folder, layout.sidecar_name(name))
-        done.removed_files += 1
-    # A young one may be waiting for its compacted file.
+        result.removed_files += 1
+    # A new sidecar may still get its compacted file.
     for sidecar in day.orphans:
         parsed = layout.parse_sidecar(sidecar)
         if parsed is not None and parsed.written_us < before_us:
             store.delete(day.folder, sidecar)
-            done.removed_files += 1
-    done.removed_files += store.remove_temporaries(day.folder, terms.started_us - layout.OLD_TEMP_US)
+            result.removed_files += 1
+    result.removed_files += store.remove_temporaries(day.folder, settings.started_us - layout.OLD_TEMP_US)
 
 
 def _is_older(name: str, time_us: int) -> bool:
@@ -134,7 +138,7 @@ def _is_older(name: str, time_us: int) -> bool:
 
 
 def _is_readable(store: Store, day: Day, name: str) -> bool:
-    """Whether the file that replaces others can stand in for them; if not, they are kept."""
+    """Return whether a compacted file is readable; if not, the files that it replaces are kept."""
     try:
         LedgerFile(store, day.folder, name).close()
     except (NotALedgerFileError, FileNotFoundError):
@@ -142,85 +146,91 @@ def _is_readable(store: Store, day: Day, name: str) -> bool:
     return True
 
 
-def _compact_day(store: Store, day: Day, terms: _Terms, done: Compaction) -> None:
+def _compact_day(store: Store, day: Day, settings: _Settings, result: Compaction) -> None:
+    """Merge the small files of a day, in groups of about `target_rows` rows."""
     group: list[str] = []
-    rows = 0
-    for name, count in _small_files(store, day, terms, done):
+    group_rows = 0
+    for name, rows in _small_files(store, day, settings, result):
         group.append(name)
-        rows += count
-        if rows >= terms.target_rows or len(group) == MOST_INPUTS:
-            _merge(store, day, group, terms, done)
-            group, rows = [], 0
-    _merge(store, day, group, terms, done)
+        group_rows += rows
+        if group_rows >= settings.target_rows or len(group) == MOST_INPUTS:
+            _merge(store, day, group, settings, result)
+            group, group_rows = [], 0
+    _merge(store, day, group, settings, result)
 
 
-def _small_files(store: Store, day: Day, terms: _Terms, done: Compaction) -> Iterable[tuple[str, int]]:
+def _small_files(store: Store, day: Day, settings: _Settings, result: Compaction) -> Iterable[tuple[str, int]]:
+    """Yield the name and the rows of each live file with less than half of `target_rows`."""
     for name in day.selection.live:
         try:
             with LedgerFile(store, day.folder, name) as file:
                 rows = file.rows
         except NotALedgerFileError as error:
-            done.unreadable.append(UnreadableFile(f"{day.folder}/{name}", str(error)))
+            result.unreadable.append(UnreadableFile(f"{day.folder}/{name}", str(error)))
         except FileNotFoundError:
-            continue  # another compaction was here
+            continue  # another compaction removed it
         else:
-            if 2 * rows < terms.target_rows:
+            if 2 * rows < settings.target_rows:
                 yield name, rows
 
 
-def _merge(store: Store, day: Day, group: list[str], terms: _Terms, done: Compaction) -> None:
-    """Write one file with the rows of the group."""
+def _merge(store: Store, day: Day, group: list[str], settings: _Settings, result: Compaction) -> None:
+    """Write one compacted file with the rows of a group, and its sidecar. Does nothing for fewer than two files."""
     tables, inputs = [], []
     for name in group:
         try:
             with LedgerFile(store, day.folder, name) as file:
                 tables += list(file.tables())
         except NotALedgerFileError as error:
-            done.unreadable.append(UnreadableFile(f"{day.folder}/{name}", str(error)))
+            result.unreadable.append(UnreadableFile(f"{day.folder}/{name}", str(error)))
         except FileNotFoundError:
-            return  # another compaction was here: the next one sees what is left
+            return  # another compaction removed it: the next run compacts the remaining files
         else:
             inputs.append(name)
     if len(inputs) < 2:
         return
-    # Files that an input has replaced, and that are still there, would come to life again when the input is removed.
-    covered = {name for name, by in day.selection.replaced.items() if by in inputs}
-    # The pipeline may have read files that were compacted twice since: it must find out where their rows are.
-    covered |= _inherited(store, day, inputs)
-    rows = _each_once(pa.concat_tables(tables)).sort_by("ts")
+    # Files that an input has replaced would be live again once that input is removed.
+    claims = {name for name, replacement in day.selection.replaced.items() if replacement in inputs}
+    # The pipeline may have read files that have been compacted twice since, and must find where their rows are now.
+    claims |= _inherited_claims(store, day, inputs)
+    rows = _without_duplicates(pa.concat_tables(tables)).sort_by("ts")
     data = BytesIO()
     with new_file_writer(data) as writer:
         writer.write_table(rows, row_group_size=ROW_GROUP)
-    writer_id, number = terms.random_bytes(8).hex(), done.new_files + 1
-    new = str(layout.FileName(terms.started_us, writer_id, os.getpid(), number, is_compacted=True))
-    store.put(day.folder, layout.sidecar_name(new), layout.encode_claims(covered.union(inputs)))
-    # Its name says when the day was looked at. What appears when others already remove by newer names is a danger.
-    if terms.now_us() - terms.started_us > terms.keep_us // 2:
-        store.delete(day.folder, layout.sidecar_name(new))
-        raise LedgerError(f"compacting {day.folder} took too long")
-    if is_expired(store, day.folder):  # since it was read
-        store.delete(day.folder, layout.sidecar_name(new))
+    writer_id, number = settings.random_bytes(8).hex(), result.new_files + 1
+    new_name = str(layout.FileName(settings.started_us, writer_id, os.getpid(), number, is_compacted=True))
+    sidecar = layout.sidecar_name(new_name)
+    store.put(day.folder, sidecar, layout.encode_claims(claims.union(inputs)))
+    # The name holds the time of the survey. If the file came late, another compaction could already remove its inputs.
+    if settings.now_us() - settings.started_us > settings.keep_us // 2:
+        store.delete(day.folder, sidecar)
+        raise LedgerError(
+            f"compacting {day.folder} took too long: expected at most {settings.keep_us / 2e6:g} s, half of"
+            f" keep_seconds; no rows of the ledger at {store.place} are lost; run it again, or increase keep_seconds"
+        )
+    if is_expired(store, day.folder):  # it expired after the survey
+        store.delete(day.folder, sidecar)
         return
-    store.put(day.folder, new, data.getvalue())
-    done.new_files += 1
-    done.replaced_files += len(inputs)
-    done.rows += rows.num_rows
+    store.put(day.folder, new_name, data.getvalue())
+    result.new_files += 1
+    result.replaced_files += len(inputs)
+    result.rows += rows.num_rows
 
 
-def _inherited(store: Store, day: Day, inputs: Iterable[str]) -> set[str]:
-    """What compacted inputs replace themselves."""
-    found: set[str] = set()
+def _inherited_claims(store: Store, day: Day, inputs: Iterable[str]) -> set[str]:
+    """Return the files that compacted inputs replace; none if there are too many."""
+    inherited: set[str] = set()
     for name in filter(layout.is_compacted, inputs):
         try:
             claims = claims_of(store, day.folder, name)
         except (NotALedgerFileError, LedgerFilesChangedError):
             continue
-        found.update(one for one in claims if layout.FileName.parse(one) is not None)
-    return found if len(found) <= MOST_INHERITED else set()
+        inherited.update(claim for claim in claims if layout.FileName.parse(claim) is not None)
+    return inherited if len(inherited) <= MOST_INHERITED else set()
 
 
-def _each_once(rows: pa.Table) -> pa.Table:
-    """Without rows that are there again: readers need not compare the rows of one file with each other."""
+def _without_duplicates(rows: pa.Table) -> pa.Table:
+    """Return the rows without repeated `op_id`s, so that readers need not look for duplicates within a file."""
     if pc.count_distinct(rows["op_id"]).as_py() == rows.num_rows:
         return rows
     numbered = rows.select(["op_id"]).append_column("number", pa.array(range(rows.num_rows), pa.int64()))

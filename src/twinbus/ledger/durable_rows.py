@@ -1,4 +1,4 @@
-"""Rows that prove something: what they tell of may be made final only when they are stored for good."""
+"""Confirms that rows are durable, so that messages are settled only when their proof is stored."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Literal
 from .ledger_errors import NotDurableError, NotYetDurableError, RowsDroppedError, reason_of
 from .recorder import DurableRecorder, Operation, Recorder, prompt
 
-#: A third of the lock of a backlog queue's messages.
+#: Default seconds for a flush: a third of the lock duration of a backlog queue.
 DEADLINE = 20.0
 
 OnDurable = Callable[[BaseException | None], None]
 Flush = Callable[[OnDurable], None]
-#: What the syphon does when the ledger takes no rows: stop, or go on without a proof.
+#: What the syphon does when the ledger takes no rows: stop, or go on without proof.
 LedgerMode = Literal["required", "best_effort"]
 
 
 class Proof:
-    """A recorder for rows that are proof, on a writer that others may use too.
+    """A recorder for rows that serve as proof, on a writer that other recorders may share.
 
-    A flush that succeeds says: everything recorded here so far is durable. Once a row was dropped no later flush
-    succeeds: make a new one to start again.
+    A successful flush means that everything recorded here so far is durable. After a row is dropped every later flush
+    fails: create a new `Proof` to start again.
 
     Args:
         writer: Writes the rows.
@@ -42,10 +42,10 @@ class Proof:
 
     @prompt
     def record(self, operation: Operation) -> None:
-        """Take note of it. Never raises and never waits; the next flush does if there was no room."""
+        """Record a row. Never raises and never waits; if the row is dropped, the next flush fails."""
         try:
             is_kept = self._writer.offer(operation)
-        except Exception:  # of a writer that is not ours
+        except Exception:  # the writer may be custom
             is_kept = False
         if not is_kept:
             self._dropped += 1
@@ -54,73 +54,81 @@ class Proof:
         """Wait until everything recorded so far is durable.
 
         Raises:
-            NotDurableError: It is not, or not surely.
+            NotDurableError: It is not known to be durable.
         """
         future = self._writer.request_flush()
         wait([future], self._deadline)
         future.cancel()
-        self._raise(self._verdict(future))
+        _raise_if_error(self._error_of(future))
 
     async def flush_async(self) -> None:
-        """The same without blocking the event loop."""
+        """Flush as `flush` does, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[BaseException | None] = loop.create_future()
         self.on_loop(loop)(lambda error: None if ended.done() else ended.set_result(error))
-        self._raise(await ended)
+        _raise_if_error(await ended)
 
     def on_loop(self, loop: asyncio.AbstractEventLoop) -> Flush:
-        """The flush that the syphon takes: it calls back on the event loop, with None or with a `NotDurableError`.
+        """Return a flush for the syphon, which calls back on `loop` with None or a `NotDurableError`.
 
-        After a `NotYetDurableError` it calls back once more, if within as much time again it is durable after all.
+        After a `NotYetDurableError` it calls back a second time if the rows are stored within another deadline.
         """
 
-        def flush(done: OnDurable) -> None:
+        def flush(on_durable: OnDurable) -> None:
             future = self._writer.request_flush()
             is_late = False
             timer: asyncio.TimerHandle
 
-            def be_late() -> None:
+            def report_late() -> None:
                 nonlocal is_late, timer
                 is_late, timer = True, loop.call_later(self._deadline, future.cancel)
-                done(self._not_yet())
+                on_durable(self._not_yet_durable())
 
-            timer = loop.call_later(self._deadline, be_late)
+            timer = loop.call_later(self._deadline, report_late)
 
-            def finish() -> None:
+            def report_result() -> None:
                 timer.cancel()
                 if not (is_late and future.cancelled()):
-                    done(self._verdict(future))
+                    on_durable(self._error_of(future))
 
-            def tell(_: Future[None]) -> None:
-                with suppress(RuntimeError):  # the loop is closed, and with it everybody who could be told
-                    loop.call_soon_threadsafe(finish)
+            def report_from_any_thread(_: Future[None]) -> None:
+                with suppress(RuntimeError):  # the loop is closed: nothing waits for the result
+                    loop.call_soon_threadsafe(report_result)
 
-            future.add_done_callback(tell)
+            future.add_done_callback(report_from_any_thread)
 
         return flush
 
-    @staticmethod
-    def _raise(verdict: BaseException | None) -> None:
-        if verdict is not None:
-            raise verdict
-
-    def _verdict(self, future: Future[None]) -> NotDurableError | None:
-        """What a flush that has ended was worth."""
+    def _error_of(self, future: Future[None]) -> NotDurableError | None:
+        """Return the error of a flush that has ended; None if the rows are durable."""
         if future.cancelled():
-            return self._not_yet()
+            return self._not_yet_durable()
         error = future.exception()
         if error is not None:
-            return _because(NotDurableError(f"the ledger is not durable: {error}"), error)
+            return _with_cause(NotDurableError(f"the rows are not durable: {error}"), error)
         dropped = self._dropped + self._writer.unfit_rows - self._unfit_before
-        return RowsDroppedError(dropped) if dropped else None
+        return RowsDroppedError(dropped, _name_of(self._writer)) if dropped else None
 
-    def _not_yet(self) -> NotDurableError:
+    def _not_yet_durable(self) -> NotDurableError:
+        """Return the error of a flush that reached its deadline."""
         cause = self._writer.last_error
-        why = "the store did not answer" if cause is None else reason_of(cause)
-        return _because(NotYetDurableError(f"the ledger is not durable after {self._deadline:g} s: {why}"), cause)
+        reason = "the store did not answer" if cause is None else reason_of(cause)
+        message = f"{_name_of(self._writer)} is not durable after {self._deadline:g} s: {reason}"
+        return _with_cause(NotYetDurableError(message), cause)
 
 
-def _because(error: NotDurableError, cause: BaseException | None) -> NotDurableError:
+def _name_of(writer: DurableRecorder) -> str:
+    """Return how error texts name the writer's ledger. A custom writer need not say where its ledger is."""
+    place = getattr(writer, "place", None)
+    return f"the ledger at {place}" if isinstance(place, str) else "the ledger"
+
+
+def _raise_if_error(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _with_cause(error: NotDurableError, cause: BaseException | None) -> NotDurableError:
     error.__cause__ = cause
     return error
 
@@ -132,7 +140,7 @@ def for_syphon(
     ledger: LedgerMode = "required",
     deadline: float = DEADLINE,
 ) -> tuple[Recorder, Flush | None]:
-    """The recorder and the flush of a syphon: with "best_effort" there is nothing to wait for.
+    """Return the recorder and the flush of a syphon; the flush is None with "best_effort".
 
     Raises:
         ValueError: `ledger` is neither "required" nor "best_effort", or `deadline` is not more than 0.

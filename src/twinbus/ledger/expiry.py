@@ -1,9 +1,9 @@
-"""Removes the days of a ledger that are no longer wanted, and records that this was on purpose.
+"""Removes old days of a ledger, and records that they were removed on purpose.
 
     <ledger>/expired.json    {"before": "2026-11-01"}
 
-The marker is stored before the first file is removed and never moved back. Readers of the ledger take the days before
-it for expired, not lost, and files that appear there later for late. An expiry that was killed is finished by the next.
+The marker is stored before the first file is removed, and its day only increases. Readers report earlier days as
+expired, not lost, and files that appear there later as late. If an expiry is killed, the next one finishes it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .ledger_errors import LedgerError
 from .store import Store, open_store, require_ledger
 
 MARKER = layout.EXPIRED_MARKER
-_MAX_BYTES = 4096
+_MAX_MARKER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredDay:
-    """A day whose files were removed, or would be."""
+    """A day whose files were removed, or would be in a dry run."""
 
     day: date
     files: int
@@ -35,39 +35,41 @@ class ExpiredDay:
 
 @dataclass(slots=True)
 class Expiry:
-    """What was removed, or would be."""
+    """What an expiry has removed, or would remove in a dry run."""
 
-    #: Days before this one are expired, now and by earlier expiries.
+    #: Days before this one are expired, by this expiry or an earlier one.
     before: date
     days: list[ExpiredDay] = field(default_factory=list)
 
     @property
     def files(self) -> int:
+        """Number of files of all days."""
         return sum(day.files for day in self.days)
 
     @property
     def bytes(self) -> int:
+        """Size of the files of all days."""
         return sum(day.bytes for day in self.days)
 
 
 def encode_marker(before: date) -> bytes:
-    """The content of the marker."""
+    """Return the content of the marker."""
     return json.dumps({"before": before.isoformat()}).encode() + b"\n"
 
 
 def decode_marker(content: bytes) -> date:
-    """The day before which a ledger is expired. Raises ValueError."""
+    """Return the day before which a ledger is expired. Raises `ValueError` for a damaged marker."""
     try:
-        found = json.loads(content)
+        marker = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{MARKER} must be JSON") from error
-    if not isinstance(found, dict) or not isinstance(found.get("before"), str):
+    if not isinstance(marker, dict) or not isinstance(marker.get("before"), str):
         raise ValueError(f'{MARKER} must be an object with "before"')
-    return parse_day(found["before"])
+    return parse_day(marker["before"])
 
 
 def parse_day(text: str) -> date:
-    """A day as 2026-11-16. Raises ValueError."""
+    """Parse a day such as "2026-11-16". Raises `ValueError`."""
     try:
         day = date.fromisoformat(text)
     except ValueError:
@@ -78,14 +80,14 @@ def parse_day(text: str) -> date:
 
 
 def expired_before(store: Store) -> date | None:
-    """The day before which the ledger is expired; None if nothing is.
+    """Return the day before which the ledger is expired; None if no day is.
 
     Raises:
-        LedgerError: The marker cannot be understood.
+        LedgerError: The marker is damaged.
     """
     try:
         with store.open("", MARKER) as file:
-            content = file.read(_MAX_BYTES)
+            content = file.read(_MAX_MARKER_BYTES)
     except FileNotFoundError:
         return None
     try:
@@ -95,7 +97,7 @@ def expired_before(store: Store) -> date | None:
 
 
 def is_expired(store: Store, folder: str) -> bool:
-    """Whether a folder's day is expired. Raises LedgerError."""
+    """Return whether a folder's day is expired. Raises `LedgerError` if the marker is damaged."""
     before, day = expired_before(store), layout.day_of(folder)
     return before is not None and day is not None and day < before.isoformat()
 
@@ -111,15 +113,15 @@ def expire(
 ) -> Expiry:
     """Remove the files of all days before `before`, in UTC, oldest day first.
 
-    Files that are not the ledger's stay. Other processes may read, write and compact meanwhile.
+    Keeps files that are not the ledger's. Other processes may read, write and compact meanwhile.
 
     Args:
-        dry_run: Only say what would be removed.
-        force: Allow yesterday to be removed, too. Today never is: writers are at work there.
+        dry_run: Only report what would be removed.
+        force: Allow yesterday to be removed as well. Today never is: writers still add files.
 
     Raises:
-        ValueError: `before` is too late; names the bound.
-        LedgerNotFoundError: There is nothing at this place.
+        ValueError: `before` is later than allowed.
+        LedgerNotFoundError: There is no ledger at this folder or URL.
         LedgerError: The marker of an earlier expiry is damaged.
     """
     started_us = now_us()
@@ -131,38 +133,40 @@ def expire(
         raise ValueError(f"before must be at most {yesterday}, which is yesterday in UTC, or {today} with --force")
     store = open_store(url, storage_options)
     require_ledger(store)
-    done = Expiry(max(before, expired_before(store) or before))
+    result = Expiry(max(before, expired_before(store) or before))
     if not dry_run:
-        _record(store, before)
+        _advance_marker(store, before)
     for folder in store.folders():
         day = layout.day_of(folder)
         if day is not None and day < before.isoformat():
             removed = _expire_day(store, folder, date.fromisoformat(day), started_us, dry_run=dry_run)
             if removed.files:
-                done.days.append(removed)
+                result.days.append(removed)
     if not dry_run:
-        _record(store, before)  # another expiry, of fewer days, may have stored its marker at the same time
-    return done
+        _advance_marker(store, before)  # a concurrent expiry may have overwritten the marker with an earlier day
+    return result
 
 
-def _record(store: Store, before: date) -> None:
-    """Store the marker, unless there is one of the same or a later day."""
-    known = expired_before(store)
-    if known is None or known < before:
+def _advance_marker(store: Store, before: date) -> None:
+    """Store the marker unless it already has this day or a later one."""
+    stored = expired_before(store)
+    if stored is None or stored < before:
         store.put("", MARKER, encode_marker(before))
 
 
 def _expire_day(store: Store, folder: str, day: date, now_us: int, *, dry_run: bool) -> ExpiredDay:
-    sizes = {name: size for name, size in sorted(store.sizes(folder).items()) if _is_removed(name, now_us)}
+    """Remove the ledger's files of one day, and the folder if it is empty then."""
+    sizes = {name: size for name, size in sorted(store.sizes(folder).items()) if _is_removable(name, now_us)}
     if not dry_run:
-        # By name a sidecar comes after its compacted file, which would count again without it.
+        # In name order a sidecar comes after its compacted file, which would be live without it.
         for name in sizes:
             store.delete(folder, name)
         store.remove_folder_if_empty(folder)
     return ExpiredDay(day, len(sizes), sum(sizes.values()))
 
 
-def _is_removed(name: str, now_us: int) -> bool:
+def _is_removable(name: str, now_us: int) -> bool:
+    """Return whether an expiry removes a file: a file of rows, a sidecar, or an old temporary file."""
     if layout.FileName.parse(name) is not None or layout.parse_sidecar(name) is not None:
         return True
     temporary = layout.parse_temp(name)

@@ -1,33 +1,35 @@
-"""When the writer starts a new file. Pure: the time is passed in, in seconds of any steady clock."""
+"""Decides when the writer stores its next file. Pure: callers pass in the time of a monotonic clock, in seconds."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-FIRST_GUESS = 200  # bytes a row, until there is something to measure
+#: Assumed bytes per row until a file has been measured.
+INITIAL_ROW_BYTES = 200
+#: Seconds to the first retry after a failure, doubled up to the last.
 FIRST_RETRY, LAST_RETRY = 0.5, 30.0
-#: Somebody waits: a store that failed is tried again sooner.
+#: Seconds to the next retry while a flush waits.
 URGENT_RETRY = 0.25
-#: Flushes wait for company for this part of the time that they have been following one another.
+#: A flush is delayed by this share of the time since the first flush of the series, so that flushes share a file.
 FLUSH_SHARE = 1 / 20
-#: After so many seconds without a flush the next one is the first again.
+#: Seconds without a flush after which the next flush starts a new series.
 FLUSH_PAUSE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """How large and how old the rows of a file may get.
+    """Limits of a file: rows, bytes, and the age of its oldest row.
 
     Args:
-        rows: A file is written when so many rows wait; none has more.
-        bytes: The same for the size of the rows before they are compressed, to about a row.
-        seconds: What waits is written at least this often.
-        flush_seconds: When flush follows flush they wait to share a file, at most so long and at first not at all: a
-            short drain is done at once, and a long one does not leave more than so many files behind.
+        rows: A file is written when this many rows wait, and has at most this many.
+        bytes: The same for the uncompressed size of the rows, accurate to about one row.
+        seconds: Waiting rows are written at least this often.
+        flush_seconds: Longest delay of a flush, so that frequent flushes share a file. The first flush of a series has
+            no delay and later ones have more: a short drain ends at once, a long one leaves few files behind.
 
     Raises:
-        ValueError: Names the argument and its bound.
+        ValueError: An argument is out of bounds.
     """
 
     rows: int = 100_000
@@ -47,49 +49,51 @@ class Rotation:
 
 
 class Pace:
-    """When the next file is due."""
+    """Computes when the next file is due."""
 
     def __init__(self, rotation: Rotation, buffer_rows: int, now: float) -> None:
         self._rotation = rotation
-        # A full buffer drops rows, so it must be emptied before it is full.
-        self._most_rows = min(rotation.rows, max(1, buffer_rows // 2))
-        self._looked_at = now
+        # A full buffer drops rows, so write before it is full.
+        self._max_rows = min(rotation.rows, max(1, buffer_rows // 2))
+        self._last_attempt_at = now
         self._flushed_at = self._first_flush_at = -math.inf
         self._retry_at: float | None = None
         self._retry_seconds = FIRST_RETRY
-        self._row_bytes = float(FIRST_GUESS)
+        self._row_bytes = float(INITIAL_ROW_BYTES)
 
     @property
     def rows_due(self) -> int:
-        """A file is due when so many rows wait."""
-        return max(1, min(self._most_rows, int(self._rotation.bytes / self._row_bytes)))
+        """Number of waiting rows at which a file is due."""
+        return max(1, min(self._max_rows, int(self._rotation.bytes / self._row_bytes)))
 
     @property
     def is_failing(self) -> bool:
+        """Whether the last write failed."""
         return self._retry_at is not None
 
     def due_at(self, waiting: int, *, urgent: bool) -> float:
-        """When to write next if so many rows wait; `urgent` if somebody waits until they are durable."""
+        """Return when to write next, with `waiting` rows in the buffer; `urgent` if a flush waits for them."""
         if self._retry_at is not None:
-            return min(self._retry_at, self._looked_at + URGENT_RETRY) if urgent else self._retry_at
+            return min(self._retry_at, self._last_attempt_at + URGENT_RETRY) if urgent else self._retry_at
         if waiting >= self.rows_due:
-            return self._looked_at
-        at = self._looked_at + self._rotation.seconds
-        return min(at, self._flushed_at + self._company_seconds()) if urgent else at
+            return self._last_attempt_at
+        regular_at = self._last_attempt_at + self._rotation.seconds
+        return min(regular_at, self._flushed_at + self._flush_delay()) if urgent else regular_at
 
-    def _company_seconds(self) -> float:
+    def _flush_delay(self) -> float:
+        """Return the seconds from the last flush to the next one, which grow during a series of flushes."""
         if self._flushed_at == self._first_flush_at:
             return 0.0
         return min(self._rotation.flush_seconds, (self._flushed_at - self._first_flush_at) * FLUSH_SHARE)
 
     def measured(self, rows: int, size: int) -> None:
-        """So many rows had so many bytes."""
+        """Update the bytes per row: `rows` rows had `size` bytes."""
         if rows:
             self._row_bytes = max(1.0, size / rows)
 
     def wrote(self, now: float, *, urgent: bool) -> None:
-        """Everything that waited is stored, if anything did."""
-        self._looked_at = now
+        """Record that a write succeeded: all waiting rows are stored."""
+        self._last_attempt_at = now
         self._retry_at = None
         self._retry_seconds = FIRST_RETRY
         if urgent:
@@ -98,7 +102,7 @@ class Pace:
             self._flushed_at = now
 
     def failed(self, now: float) -> None:
-        """The store did not take a file."""
-        self._looked_at = now
+        """Record that a write failed, and schedule the next retry."""
+        self._last_attempt_at = now
         self._retry_at = now + self._retry_seconds
         self._retry_seconds = min(LAST_RETRY, 2 * self._retry_seconds)

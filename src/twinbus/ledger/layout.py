@@ -1,10 +1,10 @@
-"""Where a ledger's files lie, what they are called, and which of them count. Pure: no files are touched.
+"""Names a ledger's files and folders, and selects the files to read. Pure: touches no files.
 
     <ledger>/day=2026-11-16/20261116T034240.123456Z-5f0c9a1b2d3e4f60-4711-12.parquet
 
-The day is that of the rows, in UTC. The name has the time of writing, a random id of the writer, its process and a
-number, so that any number of writers share a ledger without knowing of each other. `.compacted.parquet` holds the
-rows of several files; the text file beside it, `.compacted.parquet.replaces`, names them, one per line.
+The day is that of the rows, in UTC. The name holds the time of writing, a random writer id, the process id and a
+sequence number, so writers can share a ledger without coordination. A `.compacted.parquet` file holds the rows of
+several files. Its sidecar, the text file `.compacted.parquet.replaces`, lists the names of these files, one per line.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 DAY_US = 86_400_000_000
-#: No writer takes that long for one file: an older temporary file was left behind.
+#: Age at which a temporary file counts as left behind by a killed writer: no writer takes this long for one file.
 OLD_TEMP_US = 3_600 * 1_000_000
-#: Beyond the year 9999 there are no names for days.
+#: First time that is out of range: dates end with the year 9999.
 END_OF_TIME_US = 253_402_300_800 * 1_000_000
 
-#: Ends the name of the file beside a compacted one that lists the files it replaces.
+#: Suffix of a sidecar, the file that lists which files a compacted file replaces.
 CLAIM_SUFFIX = ".replaces"
-#: The file of a ledger that says which days were removed on purpose.
+#: Name of the file that says which days were removed on purpose.
 EXPIRED_MARKER = "expired.json"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,122 +43,125 @@ class FileName:
     is_compacted: bool = False
 
     def __str__(self) -> str:
-        # Not strftime: it does not fill the years before 1000 with zeros everywhere.
-        at = (_EPOCH + timedelta(microseconds=self.written_us)).isoformat(timespec="microseconds")
-        time = at.removesuffix("+00:00").replace("-", "").replace(":", "")
+        # Not strftime: on some platforms it does not pad years before 1000 with zeros.
+        written_at = (_EPOCH + timedelta(microseconds=self.written_us)).isoformat(timespec="microseconds")
+        time = written_at.removesuffix("+00:00").replace("-", "").replace(":", "")
         compacted = ".compacted" if self.is_compacted else ""
         return f"{time}Z-{self.writer}-{self.pid}-{self.number}{compacted}.parquet"
 
     @classmethod
     def parse(cls, name: str) -> FileName | None:
-        """None if it is not the name of a ledger's file."""
-        found = _NAME.fullmatch(name)
-        if found is None:
+        """Return the parts of a name; None if it is not the name of a ledger's file."""
+        match = _NAME.fullmatch(name)
+        if match is None:
             return None
+        time, writer, pid, number, compacted = match.groups()
         try:
-            at = datetime.strptime(found[1], _TIME).replace(tzinfo=UTC)
+            written_at = datetime.strptime(time, _TIME).replace(tzinfo=UTC)
         except ValueError:
             return None
-        return cls((at - _EPOCH) // timedelta(microseconds=1), found[2], int(found[3]), int(found[4]), bool(found[5]))
+        written_us = (written_at - _EPOCH) // timedelta(microseconds=1)
+        return cls(written_us, writer, int(pid), int(number), bool(compacted))
 
 
 def is_compacted(name: str) -> bool:
-    """Whether it is the name of a compacted file."""
+    """Return whether it is the name of a compacted file."""
     parsed = FileName.parse(name)
     return parsed is not None and parsed.is_compacted
 
 
 def temp_name(name: str) -> str:
-    """What a file is called until it is whole. Readers of all kinds leave out what begins with a dot."""
+    """Return the name of a file until it is complete. It begins with a dot, so that all readers skip it."""
     return f".{name}.tmp"
 
 
 def parse_temp(name: str) -> FileName | None:
-    """The file that a temporary one would have become, or whose sidecar; None if it is not ours."""
-    found = _TEMP.fullmatch(name)
-    return None if found is None else FileName.parse(found[1]) or parse_sidecar(found[1])
+    """Return the ledger file that a temporary file, or temporary sidecar, was written for; None for other names."""
+    match = _TEMP.fullmatch(name)
+    return None if match is None else FileName.parse(match[1]) or parse_sidecar(match[1])
 
 
 def sidecar_name(compacted: str) -> str:
-    """The file that lists what a compacted one replaces. Not hidden: Spark's text reader must find it."""
+    """Return the name of a compacted file's sidecar. It is not hidden: Spark's text reader must find it."""
     return f"{compacted}{CLAIM_SUFFIX}"
 
 
 def parse_sidecar(name: str) -> FileName | None:
-    """The compacted file that a sidecar belongs to; None if it is not the name of a sidecar."""
+    """Return the compacted file that a sidecar belongs to; None if it is not the name of a sidecar."""
     file = FileName.parse(name.removesuffix(CLAIM_SUFFIX)) if name.endswith(CLAIM_SUFFIX) else None
     return file if file is not None and file.is_compacted else None
 
 
 def encode_claims(names: Iterable[str]) -> bytes:
-    """The content of a sidecar: one name per line."""
+    """Return the content of a sidecar: one name per line."""
     return "".join(f"{name}\n" for name in sorted(names)).encode()
 
 
 def decode_claims(content: bytes) -> list[str]:
-    """The names in a sidecar. As in Spark's text reader, bytes that are not UTF-8 make a name that no file has."""
+    """Return the names in a sidecar. Invalid UTF-8 is replaced, as in Spark, and then matches no file."""
     return [line for line in content.decode(errors="replace").split("\n") if line]
 
 
 def is_hidden(name: str) -> bool:
-    """Whether readers leave it out by convention, such as `_SUCCESS`."""
+    """Return whether readers skip this name by convention, such as `_SUCCESS`."""
     return name.startswith((".", "_"))
 
 
 def folder_of(ts: int) -> str:
-    """The folder for a row of that time, in microseconds since the epoch."""
+    """Return the folder for a row of this time, in microseconds since the epoch."""
     return f"day={(_EPOCH + timedelta(days=ts // DAY_US)).date().isoformat()}"
 
 
 def day_of(folder: str) -> str | None:
-    """The day of a folder, as 2026-11-16; None if it is not a folder of rows."""
-    found = _FOLDER.fullmatch(folder)
-    if found is None:
+    """Return the day of a folder, such as "2026-11-16"; None if it is not the folder of a day."""
+    match = _FOLDER.fullmatch(folder)
+    if match is None:
         return None
+    day = match[1]
     try:
-        datetime.strptime(found[1], "%Y-%m-%d")
+        datetime.strptime(day, "%Y-%m-%d")
     except ValueError:
         return None
-    return found[1]
+    return day
 
 
 def end_of_day_us(day: str) -> int:
-    """When a day is over, in microseconds since the epoch."""
+    """Return the end of a day, in microseconds since the epoch."""
     return (datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1) + DAY_US
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which files of a folder count."""
+    """The files of a folder, by whether to read them."""
 
-    #: Together these hold every row once.
+    #: Files to read: together they hold every row once.
     live: list[str] = field(default_factory=list)
-    #: Files whose rows are in another one, by the name of that one.
+    #: Maps each replaced file to the compacted file that holds its rows.
     replaced: dict[str, str] = field(default_factory=dict)
-    #: Compacted files that came too late: another one had some of their rows already.
+    #: Compacted files to ignore: an earlier one already holds some of their rows.
     void: list[str] = field(default_factory=list)
 
 
 def select(names: Iterable[str], claims: Mapping[str, Iterable[str]]) -> Selection:
-    """Which files of a folder to read; `claims` has the names that each listed compacted file replaces.
+    """Return which files of a folder to read. `claims` maps each compacted file to the names it replaces.
 
-    A compacted file without claims replaces nothing. One with claims is valid from the moment it is visible, so there
-    is no moment in which rows are seen twice or not at all. If two claim the same file the earlier by name counts,
-    unless the later replaces the earlier one as well: so no one has to hold a lock to compact.
+    A compacted file without claims replaces nothing. One with claims counts from the moment it is visible, so readers
+    never see a row twice or miss one. If two claim the same file, the first by name counts, unless the second replaces
+    the first as well. Therefore compaction needs no lock.
     """
     listed = sorted(names)
     owner: dict[str, str] = {}
     void: list[str] = []
     for name in sorted(claims):
         claimed = set(claims[name])
-        earlier = {owner[one] for one in claimed if one in owner}
+        earlier = {owner[replaced] for replaced in claimed if replaced in owner}
         if earlier <= claimed:
             owner.update(dict.fromkeys(claimed, name))
         else:
             void.append(name)
-    gone = set(void)
+    void_names = set(void)
     return Selection(
-        live=[name for name in listed if name not in owner and name not in gone],
+        live=[name for name in listed if name not in owner and name not in void_names],
         replaced={name: owner[name] for name in listed if name in owner},
-        void=[name for name in listed if name in gone],
+        void=[name for name in listed if name in void_names],
     )

@@ -1,20 +1,20 @@
-"""What can go wrong with a ledger.
+"""Defines the errors of a ledger.
 
 LedgerError
 ├── ExtraMissingError     the libraries that read and write its files are not installed
-├── NotDurableError       rows that are proof could not be stored in time, or at all
-│   ├── NotYetDurableError    not in time: they may still be
-│   └── RowsDroppedError      some never will be; everything else is
-├── LedgerClosedError     the writer was closed
-├── LedgerNotFoundError   there is no such folder
-└── LedgerFilesChangedError    files were compacted away while they were being read
+├── NotDurableError       rows that serve as proof were not stored in time, or at all
+│   ├── NotYetDurableError    not in time; they may still be stored later
+│   └── RowsDroppedError      some rows were dropped for good; all others are stored
+├── LedgerClosedError     the writer is closed
+├── LedgerNotFoundError   the folder or URL does not exist
+└── LedgerFilesChangedError    files were compacted away during a read
 """
 
 from __future__ import annotations
 
 
 class LedgerError(Exception):
-    """Something is wrong with a ledger."""
+    """Base class of the ledger's errors."""
 
 
 class ExtraMissingError(LedgerError, ImportError):
@@ -25,35 +25,35 @@ class ExtraMissingError(LedgerError, ImportError):
 
 
 class NotDurableError(LedgerError):
-    """Rows are not, or not surely, in the ledger: what they would prove must not be done."""
+    """Rows are not known to be in the ledger: do not settle the messages they would prove."""
 
 
 class NotYetDurableError(NotDurableError):
-    """Rows are not in the ledger in time. If they get there after all, the flush calls back once more."""
+    """Rows were not stored before the deadline. If they are stored later, the flush calls back a second time."""
 
 
 class RowsDroppedError(NotDurableError):
-    """Of the rows recorded so far `count` were dropped and never will be in the ledger. All others are in it."""
+    """`count` of the rows recorded so far were dropped for good. All others are in the ledger."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__("rows of the ledger were dropped")
+    def __init__(self, count: int, ledger: str = "the ledger") -> None:
+        super().__init__(f"rows of {ledger} were dropped: {count}")
         self.count = count
 
 
 class LedgerClosedError(LedgerError):
-    """The writer was closed, so nothing more becomes durable."""
+    """The writer is closed: no more rows are stored."""
 
 
 class LedgerNotFoundError(LedgerError):
-    """There is no ledger at this place."""
+    """There is no ledger at this folder or URL."""
 
 
 class LedgerFilesChangedError(LedgerError):
-    """A file was compacted away while the ledger was read. Read it again."""
+    """A file was compacted away while the ledger was read. Read the ledger again."""
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in a few words that cannot hold a key: the system's own words for its errors, else the class."""
+    """Return a short reason without secrets: the system's text of an `OSError`, else the class name."""
     if isinstance(error, OSError) and error.strerror and error.errno is not None:
         return error.strerror
     return type(error).__name__

@@ -1,4 +1,4 @@
-r"""Translates what a user gives as a path or URL into what fsspec and Spark take. Pure: nothing is opened.
+r"""Translates a path or URL into the forms that fsspec and Spark expect. Pure: opens nothing.
 
 | given | fsspec | Spark |
 |---|---|---|
@@ -36,21 +36,21 @@ _GLOB = str.maketrans({character: f"\\{character}" for character in "{}[]*?\\"})
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """One place, as fsspec and as Spark name it."""
+    """A path or URL, in the forms of fsspec and Spark."""
 
-    #: The URL's scheme; "file" for a path of this machine.
+    #: The URL's scheme; "file" for a local path.
     scheme: str
-    #: A URL, or an absolute path of this machine.
+    #: A URL or an absolute local path.
     fsspec: str
-    #: For people: no password, no query.
+    #: For messages to people: without password and query.
     shown: str
-    #: What the URL says and fsspec's file system takes as an option.
+    #: Options for fsspec that the URL implies.
     options: Mapping[str, str] = field(default_factory=dict)
     spark_url: str | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether fsspec's form is a path of this machine, perhaps one where a cloud's storage is mounted."""
+        """Whether fsspec's form is a local path, which includes mounted cloud storage."""
         return self.scheme == "file"
 
     @property
@@ -58,7 +58,7 @@ class Location:
         """A URL or path for Spark's file systems; see `escape_glob`.
 
         Raises:
-            ValueError: The URL of an Azure container does not say the storage account.
+            ValueError: The URL of an Azure container does not name the storage account.
         """
         if self.spark_url is None:
             raise ValueError(
@@ -75,15 +75,15 @@ def locate(
     working_folder: str | None = None,
     is_windows: bool = os.name == "nt",
 ) -> Location:
-    """Where a path or URL is, for fsspec and for Spark.
+    """Return the location of a path or URL.
 
     Args:
-        storage_options: Only `account_name` matters: the storage account of an Azure container.
-        working_folder: What a relative path begins at; the process's own by default.
-        is_windows: Whether a path without a drive is one of Windows.
+        storage_options: Only `account_name` is used: the storage account of an Azure container.
+        working_folder: The base of relative paths; the current folder by default.
+        is_windows: Whether a path without a drive is a Windows path.
 
     Raises:
-        ValueError: The URL is malformed; the text has no user, password or query in it.
+        ValueError: The URL is malformed; the text does not contain its user, password or query.
     """
     text = os.fspath(url)
     if not text:
@@ -92,45 +92,44 @@ def locate(
         raise ValueError("a path must not contain a NUL character")
     if (chained := _CHAINED.match(text)) is not None:
         return Location(chained[1].lower(), text, without_secrets(text), spark_url=text)
-    if (found := _WITHOUT_SLASHES.fullmatch(text)) is not None:
-        return _on_databricks(found[2]) if found[1].lower() == "dbfs" else _file(unquote(found[2]), is_windows)
-    found = _SCHEME.fullmatch(text)
-    if found is None:
+    if (short := _WITHOUT_SLASHES.fullmatch(text)) is not None:
+        return _on_databricks(short[2]) if short[1].lower() == "dbfs" else _file(unquote(short[2]), is_windows)
+    match = _SCHEME.fullmatch(text)
+    if match is None:
         return _path(text, working_folder or os.getcwd(), is_windows)
-    scheme, rest = found[1].lower(), found[2]
+    scheme, address = match[1].lower(), match[2]
     if scheme in ("file", "local"):
-        host, _, path = rest.partition("/")
+        host, _, path = address.partition("/")
         if host not in ("", "localhost"):
             raise ValueError(f"a {scheme}:// URL must not name a host: use {scheme}:///PATH, with three slashes")
         return _file("/" + unquote(path), is_windows)
     if scheme == "dbfs":
-        return _on_databricks("/" + rest.lstrip("/"))
+        return _on_databricks("/" + address.lstrip("/"))
     if scheme in _BUCKETS:
-        return _bucket(scheme, rest)
+        return _bucket(scheme, address)
     if scheme in _AZURE:
-        return _azure(scheme, rest, storage_options or {})
+        return _azure(scheme, address, storage_options or {})
     return Location(scheme, text, without_secrets(text), spark_url=text)
 
 
 def escape_glob(path: str) -> str:
-    """A path for Spark's readers, which take some characters for a pattern unless they are escaped."""
+    """Return a path with glob characters escaped, for Spark's readers."""
     return path.translate(_GLOB)
 
 
 def without_secrets(url: str) -> str:
-    """A URL without its query, which may hold a signature, and without user and password.
+    """Return a URL without user, password and query, which may hold a signature.
 
-    The container of `abfss://container@account…` stays: it is written like a user, but is none.
+    Keeps the container of `abfss://container@account…`, which has the form of a user.
     """
-    before, mark, rest = url.rpartition("://")
-    if not mark:
+    prefix, separator, address = url.rpartition("://")
+    if not separator:
         return url
-    place = rest.partition("?")[0]
-    host, slash, path = place.partition("/")
-    user, at, machine = host.rpartition("@")
-    kept = f"{user.partition(':')[0]}@" if at and before.lower() in _AZURE else ""
-    # In a chained URL, what comes before is other URLs.
-    return f"{without_secrets(before)}://{kept}{machine}{slash}{path}"
+    authority, slash, path = address.partition("?")[0].partition("/")
+    user, at, host = authority.rpartition("@")
+    container = f"{user.partition(':')[0]}@" if at and prefix.lower() in _AZURE else ""
+    # In a chained URL the prefix contains other URLs.
+    return f"{without_secrets(prefix)}://{container}{host}{slash}{path}"
 
 
 def _path(text: str, working_folder: str, is_windows: bool) -> Location:
@@ -145,14 +144,14 @@ def _path(text: str, working_folder: str, is_windows: bool) -> Location:
 
 
 def _file(path: str, is_windows: bool) -> Location:
-    """The place of a file URL's path, such as /a/b or /C:/a/b."""
+    """Return the location of a file URL's path, such as /a/b or /C:/a/b."""
     if _WINDOWS.match(path[1:]):
         return _windows(ntpath.normpath(path[1:]))
     return _windows(ntpath.normpath(path)) if is_windows else _posix("/" + posixpath.normpath(path).lstrip("/"))
 
 
 def _posix(path: str) -> Location:
-    # Hadoop does not decode what is escaped in a URL, so nothing is.
+    # Not percent-encoded: Hadoop does not decode URLs.
     return Location("file", path, path, spark_url=f"file://{path}")
 
 
@@ -162,26 +161,26 @@ def _windows(path: str) -> Location:
 
 
 def _on_databricks(path: str) -> Location:
-    """The place of dbfs:/path. Databricks shows its storage as folders of the machine, volumes under the same name."""
+    """Return the location of dbfs:/path. Databricks mounts it at /dbfs, and volumes at /Volumes."""
     path = "/" + posixpath.normpath(path).lstrip("/")
     if path.startswith("/Volumes/"):
         return Location("file", path, path, spark_url=path)
     return Location("file", f"/dbfs{path}".rstrip("/"), f"dbfs:{path}", spark_url=f"dbfs:{path}")
 
 
-def _bucket(scheme: str, rest: str) -> Location:
-    bucket, path = _parts(scheme, rest)
+def _bucket(scheme: str, address: str) -> Location:
+    bucket, path = _authority_and_path(scheme, address)
     if "@" in bucket:
         raise ValueError(f"a {scheme}:// URL must not have a user or password: give them as storage options")
     if not bucket:
         raise ValueError(f"a {scheme}:// URL must name a bucket: {scheme}://BUCKET/PATH")
-    for_fsspec, for_spark = _BUCKETS[scheme]
-    url = f"{for_fsspec}://{bucket}{path}"
-    return Location(for_fsspec, url, url, spark_url=f"{for_spark}://{bucket}{path}")
+    fsspec_scheme, spark_scheme = _BUCKETS[scheme]
+    url = f"{fsspec_scheme}://{bucket}{path}"
+    return Location(fsspec_scheme, url, url, spark_url=f"{spark_scheme}://{bucket}{path}")
 
 
-def _azure(scheme: str, rest: str, storage_options: Mapping[str, Any]) -> Location:
-    authority, path = _parts(scheme, rest)
+def _azure(scheme: str, address: str, storage_options: Mapping[str, Any]) -> Location:
+    authority, path = _authority_and_path(scheme, address)
     container, at, host = authority.partition("@")
     if ":" in container or "@" in host:
         raise ValueError(f"a {scheme}:// URL must not have a password: give it as a storage option")
@@ -190,33 +189,34 @@ def _azure(scheme: str, rest: str, storage_options: Mapping[str, Any]) -> Locati
             f"a {scheme}:// URL must name a container and perhaps its account:"
             f" {scheme}://CONTAINER/PATH or {scheme}://CONTAINER@ACCOUNT.dfs.{_AZURE_CLOUD}/PATH"
         )
-    wanted = storage_options.get("account_name")
+    account_option = storage_options.get("account_name")
     url = f"abfs://{container}{path}"
-    # With TLS, unless the user asks for none of it.
-    for_spark = "abfs" if scheme == "abfs" and at else "abfss"
+    # With TLS, unless the URL asks for none.
+    spark_scheme = "abfs" if scheme == "abfs" and at else "abfss"
     if not at:
-        named = f"{for_spark}://{container}@{wanted}.dfs.{_AZURE_CLOUD}{path}" if wanted else None
-        return Location("abfs", url, f"{scheme}://{container}{path}", spark_url=named)
-    known = _AZURE_HOST.fullmatch(host.lower())
-    if known is None:  # an emulator, perhaps
-        given = f"{for_spark}://{container}@{host}{path}"
-        return Location("abfs", url, given, spark_url=given)
-    account, zone, cloud = known["account"], known["zone"] or "", known["cloud"]
-    if wanted and wanted != account:
+        account_host = f"{account_option}.dfs.{_AZURE_CLOUD}"
+        spark_url = f"{spark_scheme}://{container}@{account_host}{path}" if account_option else None
+        return Location("abfs", url, f"{scheme}://{container}{path}", spark_url=spark_url)
+    parts = _AZURE_HOST.fullmatch(host.lower())
+    if parts is None:  # such as the host of an emulator
+        full_url = f"{spark_scheme}://{container}@{host}{path}"
+        return Location("abfs", url, full_url, spark_url=full_url)
+    account, zone, cloud = parts["account"], parts["zone"] or "", parts["cloud"]
+    if account_option and account_option != account:
         raise ValueError(f"the storage option account_name must be {account}, as in the URL, or be left out")
-    given = f"{for_spark}://{container}@{account}{zone}.dfs.{cloud}{path}"
+    full_url = f"{spark_scheme}://{container}@{account}{zone}.dfs.{cloud}{path}"
     options = {"account_name": account}
     if zone or cloud != _AZURE_CLOUD:
         options["account_host"] = f"{account}{zone}.blob.{cloud}"
-    return Location("abfs", url, given, options, given)
+    return Location("abfs", url, full_url, options, full_url)
 
 
-def _parts(scheme: str, rest: str) -> tuple[str, str]:
-    """The authority and the path of a URL, the path with a slash before it and none after.
+def _authority_and_path(scheme: str, address: str) -> tuple[str, str]:
+    """Return the authority and the path of a URL. The path is empty, or begins but does not end with a slash.
 
-    Hadoop resolves `..` and repeated slashes, fsspec does not: both must look at the same place.
+    Resolves `..` and repeated slashes, because Hadoop does so and fsspec does not. Raises `ValueError` for a query.
     """
-    if "?" in rest:
+    if "?" in address:
         raise ValueError(f"a {scheme}:// URL must not have a query: give signatures and the like as storage options")
-    authority, _, path = rest.partition("/")
+    authority, _, path = address.partition("/")
     return authority, posixpath.normpath("/" + path.lstrip("/")).rstrip("/")

@@ -1,6 +1,6 @@
-"""What happened at a broker, and who is told of it.
+"""Defines operations, the rows of the ledger, and the recorders that receive them.
 
-The numbers of the enums are stored: a number is never used again for something else, and new ones go at the end.
+The ledger stores the numbers of the enums: never reuse a number; add new ones at the end.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .ledger_errors import reason_of
 
 @unique
 class NamespaceRole(IntEnum):
-    """Which of the two namespaces of a pairing."""
+    """Which namespace of a pairing an operation went to."""
 
     PRIMARY = 1
     SECONDARY = 2
-    #: No broker was asked: the row is about the ledger itself.
+    #: No namespace: the row is about the ledger itself.
     NEITHER = 3
 
 
 @unique
 class OperationKind(IntEnum):
-    """What was asked of the broker."""
+    """What the broker was asked to do."""
 
     SEND = 1
     RECEIVE = 2
@@ -45,20 +45,20 @@ class OperationKind(IntEnum):
     PEEK = 10
     SCHEDULE = 11
     CANCEL = 12
-    #: Management of entities: made, looked at, listed.
+    #: Management of entities: create, get, list.
     CREATE = 13
     GET = 14
     LIST = 15
-    #: No operation: `count` rows of the pairing and client never got into the ledger; `error` says why.
+    #: Not an operation: `count` rows of this pairing and client were dropped; `error` says why.
     DROPPED = 16
-    #: The state of a session, read and written.
+    #: Get and set the state of a session.
     GET_STATE = 17
     SET_STATE = 18
 
 
 @unique
 class Stage(IntEnum):
-    """What it was for; `DIRECT` is a send that went to the primary as if there were no pairing."""
+    """What an operation was for. `DIRECT` is a normal send to the primary."""
 
     DIRECT = 1
     BACKLOG_SEND = 2
@@ -68,60 +68,61 @@ class Stage(IntEnum):
     PING = 6
     POLL = 7
     MANAGE = 8
-    #: About the ledger itself; no broker was asked, and nothing is billed.
+    #: About the ledger itself: no broker operation, never billed.
     LEDGER = 9
 
 
 @unique
 class Outcome(IntEnum):
-    """How it ended."""
+    """How an operation ended."""
 
-    #: The broker did it and said so.
+    #: The broker confirmed it.
     DONE = 1
-    #: The broker said no, or could not be asked: it was not done.
+    #: The broker refused it or could not be reached: it was not done.
     FAILED = 2
-    #: No answer came: it may have been done.
+    #: No answer arrived: it may have been done.
     UNKNOWN = 3
     #: A receive or poll that ended without a message.
     EMPTY = 4
-    #: It was about to be asked for: whoever finds no other row knows that it may have been. Never billed.
+    #: It was about to start. Without a later row it may have been done. Never billed.
     PLANNED = 5
 
 
-#: The `error` of a dead letter of the backlog whose time to live was over, and the reason it is given there.
+#: The `error`, and the dead-letter reason, of a backlog message whose time to live is over.
 EXPIRED_IN_BACKLOG = "ExpiredInBacklog"
 
-# Ids are numbers of 128 bits: the upper half is random for each process, the lower half counts. Between two sends,
-# where nothing is warm, a text would take 2 µs to make, a random id more.
+# Ids are 128-bit numbers: the upper half is random per process, the lower half counts. With the cold caches between
+# two sends, a text would take 2 µs to make and a random id longer.
 _next_id: Callable[[], int]
 
 
-def _start_ids_anew() -> None:
+def _reset_ids() -> None:
+    """Start a new sequence of ids with a random upper half."""
     global _next_id
     _next_id = count(int.from_bytes(os.urandom(8), "big") << 64).__next__
 
 
-_start_ids_anew()
-if hasattr(os, "register_at_fork"):  # a forked process must not go on with its parent's ids
-    os.register_at_fork(after_in_child=_start_ids_anew)
+_reset_ids()
+if hasattr(os, "register_at_fork"):  # a forked process must not reuse its parent's ids
+    os.register_at_fork(after_in_child=_reset_ids)
 
 
 def op_id_of(text: str) -> int:
-    """The id that a text stands for: 32 hexadecimal digits for their number, any other for 16 bytes of its BLAKE2b."""
+    """Return the id for a text: the number of 32 hexadecimal digits, else 16 bytes of the text's BLAKE2b."""
     if len(text) == 32:
         try:
-            stored = bytes.fromhex(text)
+            digits = bytes.fromhex(text)
         except ValueError:
-            stored = b""
-        if len(stored) == 16:
-            return int.from_bytes(stored, "big")
+            digits = b""
+        if len(digits) == 16:
+            return int.from_bytes(digits, "big")
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")
 
 
 class _Columns(NamedTuple):
-    """What an operation is made of, in the order of the ledger's columns."""
+    """The fields of an operation, in the order of the ledger's columns."""
 
-    #: Alone makes two rows the same: two moves of one message are two rows. Below 2 to the power of 128.
+    #: Identifies the row: two rows are the same only if their ids are. Below 2 to the power of 128.
     op_id: int
     #: Microseconds since the epoch, UTC.
     ts: int
@@ -132,28 +133,28 @@ class _Columns(NamedTuple):
     operation: OperationKind
     stage: Stage
     message_id: str | None
-    #: Where the message is to arrive in the end.
+    #: Entity that the message is meant for.
     destination: str | None
     backlog_queue: str | None
     sequence_number: int | None
     delivery_count: int | None
-    #: The how-manieth try of the same thing, from 1.
+    #: 1-based attempt number.
     attempt: int
-    #: Size on the wire, all properties included.
+    #: Encoded size, including all properties.
     bytes: int
-    #: How many messages.
-    count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody needs here
+    #: Number of messages.
+    count: int  # type: ignore[assignment]  # hides the method of tuples, which is not needed
     outcome: Outcome
-    #: The name of the error's class or its AMQP condition; None if there was none.
+    #: Class name of the error, or its AMQP condition; None without an error.
     error: str | None
     latency_us: int | None
 
 
 class Operation(_Columns):
-    """One operation at a broker. Never a body, never a key.
+    """One operation at a broker. Never contains a message body or a credential.
 
-    A tuple, because one is made on the way of every send (`send_operation`): a frozen dataclass takes far longer.
-    On Python 3.11 each `Stage.DIRECT` and the like takes half a microsecond: where it matters keep them in variables.
+    A tuple, because one is created during every send (`send_operation`) and a frozen dataclass takes far longer. On
+    Python 3.11 each enum access such as `Stage.DIRECT` takes half a microsecond: keep them in variables on hot paths.
     """
 
     __slots__ = ()
@@ -181,7 +182,7 @@ class Operation(_Columns):
         error: str | None = None,
         latency_us: int | None = None,
     ) -> Operation:
-        """Without `op_id` and `ts`: a new id, and now. A text is taken for the id that `op_id_of` tells."""
+        """`op_id` defaults to a new id, and `ts` to now. A text for `op_id` is converted by `op_id_of`."""
         if op_id is None:
             op_id = _next_id()
         elif isinstance(op_id, str):
@@ -212,7 +213,7 @@ class Operation(_Columns):
         )
 
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
-        """For copies and pickles."""
+        """Return the arguments for copy and pickle."""
         return (), self._asdict()
 
 
@@ -234,9 +235,9 @@ def send_operation(
     sequence_number: int | None = None,
     delivery_count: int | None = None,
 ) -> Operation:
-    """An operation on one message that has just ended, for the way of every send and every move.
+    """Return an operation on one message that has just ended; a fast path for every send and move.
 
-    Call it by position: between two sends, where nothing is warm, that takes 5 µs and `Operation(pairing=…)` 13.
+    Pass arguments by position: with the cold caches between two sends that takes 5 µs, `Operation(pairing=…)` 13 µs.
     """
     return tuple.__new__(
         Operation,
@@ -265,61 +266,61 @@ def send_operation(
 
 
 class Recorder(Protocol):
-    """Is told of every operation.
+    """Receives every operation.
 
-    A client calls it on a helper thread, in the order in which operations ended; it may wait and raise without harm to
-    a send. `prompt` marks a `record` that is called at once.
+    A client calls `record` on a helper thread, in the order in which operations ended. It may block or raise without
+    affecting a send. If it is marked with `prompt`, the client calls it directly.
     """
 
     def record(self, operation: Operation) -> None:
-        """Take note of it."""
+        """Record an operation."""
 
 
 _Record = TypeVar("_Record", bound=Callable[..., None])
 
 
 def prompt(record: _Record) -> _Record:
-    """Marks the `record` of a recorder that never waits and never raises: it needs no helper thread."""
+    """Mark a `record` method that never blocks and never raises: it needs no helper thread."""
     record.is_prompt = True  # type: ignore[attr-defined]
     return record
 
 
 def is_prompt(recorder: Recorder) -> bool:
-    """Whether a recorder's `record` is marked as `prompt`; a method that overrides a marked one is not."""
+    """Return whether a recorder's `record` is marked with `prompt`. An override must be marked itself."""
     return getattr(recorder.record, "is_prompt", False) is True
 
 
 @runtime_checkable
 class DurableRecorder(Recorder, Protocol):
-    """A recorder that can say when rows are stored for good: `twinbus.ledger.writer.LedgerWriter`."""
+    """A recorder that reports when rows are durable, such as `twinbus.ledger.writer.LedgerWriter`."""
 
-    #: Rows that could not be stored because of a value in them.
+    #: Number of rows with a value that does not fit its column.
     unfit_rows: int
 
     def offer(self, operation: Operation) -> bool:
-        """As `record`; false if the row had to be dropped."""
+        """Record an operation; return False if its row was dropped."""
 
     def request_flush(self) -> Future[None]:
-        """Ends when everything that was recorded before is durable, and not before. Cancel it to stop waiting."""
+        """Return a future that is done when everything recorded before is durable. Cancel it to stop waiting."""
 
     @property
     def last_error(self) -> BaseException | None:
-        """Why nothing could be stored when that was last tried; None if it could."""
+        """The error of the last attempt to store rows; None if it succeeded."""
 
 
 def trouble_of(recorder: DurableRecorder) -> str | None:
-    """What keeps a durable recorder from storing rows, in a few words; None if nothing does."""
-    found = getattr(recorder, "trouble", None)
+    """Return why a durable recorder stores no rows, in a few words; None if it does."""
+    trouble = getattr(recorder, "trouble", None)
     error = recorder.last_error
-    return str(found) if found else None if error is None else reason_of(error)
+    return str(trouble) if trouble else None if error is None else reason_of(error)
 
 
 class NullRecorder:
-    """Forgets everything."""
+    """Discards all operations."""
 
     @prompt
     def record(self, operation: Operation) -> None:
-        """Do nothing."""
+        """Discard the operation."""
 
 
 class MemoryRecorder:
@@ -333,23 +334,24 @@ class MemoryRecorder:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity!r}")
         self._lock = threading.Lock()
-        self._kept: deque[Operation] = deque(maxlen=capacity)
+        self._newest: deque[Operation] = deque(maxlen=capacity)
         self._recorded = 0
 
     @prompt
     def record(self, operation: Operation) -> None:
+        """Keep the operation, and forget the oldest one if there are more than `capacity`."""
         with self._lock:
-            self._kept.append(operation)
+            self._newest.append(operation)
             self._recorded += 1
 
     @property
     def operations(self) -> list[Operation]:
-        """What is kept, oldest first."""
+        """The kept operations, oldest first."""
         with self._lock:
-            return list(self._kept)
+            return list(self._newest)
 
     @property
     def forgotten(self) -> int:
-        """How many were pushed out by newer ones."""
+        """Number of operations that newer ones replaced."""
         with self._lock:
-            return self._recorded - len(self._kept)
+            return self._recorded - len(self._newest)

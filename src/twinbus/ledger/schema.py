@@ -1,7 +1,7 @@
-"""The columns of the ledger's files: a contract with everything that reads them (docs/reference/ledger.md).
+"""Defines the columns of the ledger's files, and converts operations to rows and back.
 
-Within one version columns and codes are only added, never changed. Readers take a missing column as null and leave out
-one they do not know.
+The columns are a contract with all readers (docs/reference/ledger.md). Within one version columns and codes are only
+added, never changed. Readers treat a missing column as null and ignore an unknown one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 VERSION = 1
 VERSION_KEY = b"twinbus.ledger.version"
 
-#: The columns that hold codes, and what the codes mean.
+#: Maps each column of codes to the enum of its codes.
 CODES = {"namespace": NamespaceRole, "operation": OperationKind, "stage": Stage, "outcome": Outcome}
 
 _REQUIRED = False
@@ -71,36 +71,40 @@ SCHEMA = pa.schema(
     metadata={VERSION_KEY: str(VERSION).encode()},
 )
 
-# The ids differ from row to row: a dictionary of them would only cost.
+# Their values differ from row to row, so dictionary encoding would only add cost.
 _NO_DICTIONARY = ("op_id", "ts", "message_id", "message_key", "sequence_number", "latency_us")
 _DICTIONARY = [name for name in SCHEMA.names if name not in _NO_DICTIONARY]
-_FROM_OPERATION = Operation._fields
+_OPERATION_FIELDS = Operation._fields
 _MD5 = hashlib.md5(usedforsecurity=False)
 
 
 def message_key(message_id: str) -> int:
-    """The 64-bit key of a message id: the first eight bytes of the MD5 of its UTF-8, big-endian, signed.
+    """Return the 64-bit key of a message id: the first eight bytes of the MD5 of its UTF-8, big-endian, signed.
 
-    It makes joins and groups fast. Two ids may share a key, so what must be exact compares the ids as well.
+    Makes joins and groupings fast. Two ids may share a key, so exact results must compare the ids as well.
     """
-    digest = _MD5.copy()  # half the time of a new one
+    digest = _MD5.copy()  # takes half the time of a new one
     digest.update(message_id.encode())
     return int.from_bytes(digest.digest()[:8], "big", signed=True)
 
 
 def to_batch(operations: Sequence[Operation]) -> pa.RecordBatch:
-    """The operations as rows.
+    """Return the operations as rows.
 
-    Raises ValueError, TypeError, OverflowError or one of Arrow's errors if a value does not fit its column.
+    Raises `ValueError`, `TypeError`, `OverflowError` or an error of Arrow if a value does not fit its column.
     """
     columns: dict[str, Sequence[Any]] = dict(
-        zip(_FROM_OPERATION, zip(*operations, strict=True) if operations else [()] * len(_FROM_OPERATION), strict=True)
+        zip(
+            _OPERATION_FIELDS,
+            zip(*operations, strict=True) if operations else [()] * len(_OPERATION_FIELDS),
+            strict=True,
+        )
     )
     times = columns["ts"]
     if times and not 0 <= min(times) <= max(times) < END_OF_TIME_US:
         raise ValueError(f"ts must be from 0 to {END_OF_TIME_US - 1} µs since the epoch")
-    columns["op_id"] = [one.to_bytes(16, "big") for one in columns["op_id"]]
-    columns["message_key"] = [None if one is None else message_key(one) for one in columns["message_id"]]
+    columns["op_id"] = [op_id.to_bytes(16, "big") for op_id in columns["op_id"]]
+    columns["message_key"] = [None if id_ is None else message_key(id_) for id_ in columns["message_id"]]
     arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
     for field, array in zip(SCHEMA, arrays, strict=True):
         if not field.nullable and array.null_count:
@@ -109,39 +113,39 @@ def to_batch(operations: Sequence[Operation]) -> pa.RecordBatch:
 
 
 def to_batch_of_fitting(operations: Sequence[Operation]) -> tuple[pa.RecordBatch, list[Operation]]:
-    """The operations as rows, and apart those that do not fit: a bad value must not cost its neighbours their rows."""
-    fits, refused = [], []
-    for one in operations:
+    """Return the operations that fit as rows, and those that do not: a bad value must only cost its own row."""
+    fitting, refused = [], []
+    for operation in operations:
         try:
-            to_batch([one])
+            to_batch([operation])
         except (ValueError, TypeError, AttributeError, OverflowError, pa.ArrowException):
-            refused.append(one)
+            refused.append(operation)
         else:
-            fits.append(one)
-    return to_batch(fits), refused
+            fitting.append(operation)
+    return to_batch(fitting), refused
 
 
 def to_operations(table: pa.Table) -> Iterator[Operation]:
-    """The rows of a table as operations. Raises ValueError for a code of a later release."""
-    for row in table.cast(_with_plain_time(table.schema)).to_pylist():
+    """Yield the rows of a table as operations. Raises `ValueError` for a code of a later release."""
+    for row in table.cast(_with_integer_time(table.schema)).to_pylist():
         del row["message_key"]
         for column, codes in CODES.items():
             row[column] = codes(row[column])
         yield Operation(**{**row, "op_id": int.from_bytes(row["op_id"], "big")})
 
 
-def _with_plain_time(schema: pa.Schema) -> pa.Schema:
-    # As integers the times keep every microsecond and need no time zone database.
+def _with_integer_time(schema: pa.Schema) -> pa.Schema:
+    # Integers keep every microsecond and need no time zone database.
     return schema.set(schema.get_field_index("ts"), pa.field("ts", pa.int64(), _REQUIRED))
 
 
 def new_file_writer(file: BytesIO) -> pq.ParquetWriter:
-    """Writes row groups of a ledger's file into `file`."""
+    """Return a writer of row groups into `file`, with the ledger's schema and compression."""
     return pq.ParquetWriter(file, SCHEMA, compression="zstd", compression_level=1, use_dictionary=_DICTIONARY)
 
 
 def encode(table: pa.Table) -> bytes:
-    """A file with these rows."""
+    """Return the content of a ledger file with these rows."""
     file = BytesIO()
     with new_file_writer(file) as writer:
         writer.write_table(table, row_group_size=max(1, table.num_rows))

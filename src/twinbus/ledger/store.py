@@ -1,6 +1,6 @@
-"""Where a ledger's files are kept: a folder of this machine, or anything with a URL that fsspec knows.
+"""Stores a ledger's files in a local folder or at a URL that fsspec supports.
 
-Both promise the same: when `put` returns the file is there for good, and nobody ever sees a part of it.
+Both give the same guarantee: when `put` returns, the file is durable, and readers never see an incomplete file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .layout import parse_temp, temp_name
 from .ledger_errors import ExtraMissingError, LedgerNotFoundError
 from .locations import Location, locate
 
-# Their writes become visible bit by bit, or cannot be made at all.
-_NO_WHOLE_PUT = frozenset(
+# Protocols of fsspec that show incomplete files during a write, or cannot write.
+_WITHOUT_ATOMIC_PUT = frozenset(
     [
         "arrow_hdfs",
         "dask",
@@ -38,46 +38,46 @@ _NO_WHOLE_PUT = frozenset(
 
 
 class Store(Protocol):
-    """Folders of files, one level deep; the folder "" is the ledger itself."""
+    """Folders of files, one level deep. The folder "" is the root of the ledger."""
 
     @property
     def place(self) -> str:
-        """Where it is, for people: without anything that could be a secret."""
+        """Folder or URL for messages to people, without secrets."""
 
     def exists(self) -> bool:
-        """Whether there is anything at all."""
+        """Return whether the root exists."""
 
     def folders(self) -> list[str]:
-        """The names of the folders."""
+        """Return the names of the folders."""
 
     def files(self, folder: str) -> list[str]:
-        """The names of a folder's files, temporary ones too; none if there is no such folder."""
+        """Return the names of a folder's files, temporary ones included; none if the folder does not exist."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """The sizes in bytes of a folder's files, by name; none if there is no such folder."""
+        """Return the sizes in bytes of a folder's files, by name; none if the folder does not exist."""
 
     def put(self, folder: str, name: str, data: bytes) -> None:
-        """Store a whole file, durably. May be tried again with the same name and data, which must be `bytes`."""
+        """Store a file durably and atomically. May be retried with the same name and data. `data` must be `bytes`."""
 
     def open(self, folder: str, name: str) -> IO[bytes]:
-        """Read a file. Raises FileNotFoundError."""
+        """Open a file for reading. Raises `FileNotFoundError`."""
 
     def delete(self, folder: str, name: str) -> None:
-        """Remove a file; it may be gone already."""
+        """Remove a file if it exists."""
 
     def remove_folder_if_empty(self, folder: str) -> None:
-        """Remove a folder that has no files, where folders exist without any."""
+        """Remove a folder that has no files. Does nothing where folders only exist with files."""
 
     def remove_temporaries(self, folder: str, before_us: int) -> int:
-        """Remove what writers that were killed left behind before that time; how many files."""
+        """Remove temporary files of killed writers from before this time; return their number."""
 
 
 class LocalStore:
-    """A folder: temporary file, fsync, rename, fsync of the folder."""
+    """A local folder. Writes a temporary file, fsyncs it, renames it and fsyncs the folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._durable: set[Path] = set()
+        self._durable_folders: set[Path] = set()
 
     @property
     def place(self) -> str:
@@ -88,19 +88,19 @@ class LocalStore:
 
     def folders(self) -> list[str]:
         with os.scandir(self._root) as entries:
-            return sorted(entry.name for entry in entries if _leads_to(entry.is_dir))
+            return sorted(entry.name for entry in entries if _is_kind(entry.is_dir))
 
     def files(self, folder: str) -> list[str]:
         try:
             with os.scandir(self._root / folder) as entries:
-                return sorted(entry.name for entry in entries if _leads_to(entry.is_file))
+                return sorted(entry.name for entry in entries if _is_kind(entry.is_file))
         except FileNotFoundError:
             return []
 
     def sizes(self, folder: str) -> dict[str, int]:
         try:
             with os.scandir(self._root / folder) as entries:
-                return {entry.name: _size(entry) for entry in entries if _leads_to(entry.is_file)}
+                return {entry.name: _size(entry) for entry in entries if _is_kind(entry.is_file)}
         except FileNotFoundError:
             return {}
 
@@ -108,34 +108,34 @@ class LocalStore:
         directory = self._root / folder
         temporary = directory / temp_name(name)
         try:
-            self._make(directory)
+            self._make_durable_folder(directory)
             with temporary.open("wb", buffering=0) as file:
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) :]
+                unwritten = memoryview(data)
+                while unwritten:
+                    unwritten = unwritten[file.write(unwritten) :]
                 os.fsync(file.fileno())
             temporary.replace(directory / name)
             _fsync_folder(directory)
         except BaseException:
-            self._durable.clear()  # perhaps somebody removed a folder: look again
-            # On a full disk, what was written so far is in the way.
+            self._durable_folders.clear()  # a folder may have been removed: check again
+            # On a full disk the incomplete file takes up space.
             with suppress(OSError):
                 temporary.unlink()
             raise
 
-    def _make(self, directory: Path) -> None:
-        """Make a folder that is still there after a power cut."""
-        if directory in self._durable:
+    def _make_durable_folder(self, directory: Path) -> None:
+        """Create a folder, with its parents, so that it survives a power cut."""
+        if directory in self._durable_folders:
             return
         if not directory.is_dir():
-            self._make(directory.parent)
+            self._make_durable_folder(directory.parent)
             directory.mkdir(exist_ok=True)
             _fsync_folder(directory.parent)
-        self._durable.add(directory)
+        self._durable_folders.add(directory)
 
     def open(self, folder: str, name: str) -> IO[bytes]:
         path = self._root / folder / name
-        if not path.is_file():  # a pipe would never answer
+        if not path.is_file():  # opening a named pipe would block
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(path))
         return path.open("rb")
 
@@ -148,16 +148,16 @@ class LocalStore:
 
     def remove_temporaries(self, folder: str, before_us: int) -> int:
         temporaries = [(name, parse_temp(name)) for name in self.files(folder)]
-        old = [name for name, whole in temporaries if whole is not None and whole.written_us < before_us]
+        old = [name for name, target in temporaries if target is not None and target.written_us < before_us]
         for name in old:
             self.delete(folder, name)
         return len(old)
 
 
-def _leads_to(what: Callable[[], bool]) -> bool:
-    """Whether an entry of a folder is that, or a link to it. A link that leads nowhere, or to itself, is nothing."""
+def _is_kind(check: Callable[[], bool]) -> bool:
+    """Return the result of `entry.is_dir` or `entry.is_file`; False for a broken or circular link."""
     try:
-        return what()
+        return check()
     except OSError:
         return False
 
@@ -165,12 +165,12 @@ def _leads_to(what: Callable[[], bool]) -> bool:
 def _size(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat().st_size
-    except FileNotFoundError:  # removed since it was listed
+    except FileNotFoundError:  # removed after the listing
         return 0
 
 
 def _fsync_folder(folder: Path) -> None:
-    if os.name == "nt":  # folders cannot be opened there
+    if os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -180,7 +180,7 @@ def _fsync_folder(folder: Path) -> None:
 
 
 class ObjectStore:
-    """Anything that fsspec knows: one PUT under the final name, which shows the file whole or not at all."""
+    """A URL that fsspec supports. Writes each file with one atomic PUT under its final name."""
 
     def __init__(self, location: Location, options: Mapping[str, Any]) -> None:
         try:
@@ -204,15 +204,16 @@ class ObjectStore:
         return self._entries(folder, "file")
 
     def _entries(self, folder: str, kind: str) -> dict[str, int]:
+        """Return the sizes of a folder's entries of one kind, "file" or "directory", by name."""
         path = self._path(folder)
-        self._fs.invalidate_cache()  # other processes write here too
+        self._fs.invalidate_cache()  # other processes write files too
         try:
             entries = self._fs.ls(path, detail=True)
         except FileNotFoundError:
             return {}
         # Some stores list a folder as an empty object of the same name within itself.
-        inside = [one for one in entries if one["type"] == kind and one["name"].strip("/") != path.strip("/")]
-        return {one["name"].rstrip("/").rpartition("/")[2]: int(one.get("size") or 0) for one in inside}
+        inside = [entry for entry in entries if entry["type"] == kind and entry["name"].strip("/") != path.strip("/")]
+        return {entry["name"].rstrip("/").rpartition("/")[2]: int(entry.get("size") or 0) for entry in inside}
 
     def _path(self, *parts: str) -> str:
         return "/".join([self._root.rstrip("/"), *filter(None, parts)])
@@ -221,32 +222,32 @@ class ObjectStore:
         self._fs.pipe_file(self._path(folder, name), data)
 
     def open(self, folder: str, name: str) -> IO[bytes]:
-        opened: IO[bytes] = self._fs.open(self._path(folder, name), "rb")
-        return opened
+        file: IO[bytes] = self._fs.open(self._path(folder, name), "rb")
+        return file
 
     def delete(self, folder: str, name: str) -> None:
         with suppress(FileNotFoundError):
             self._fs.rm_file(self._path(folder, name))
 
     def remove_folder_if_empty(self, folder: str) -> None:
-        pass  # a folder is no more than the beginning of names
+        pass  # object stores have no empty folders
 
     def remove_temporaries(self, folder: str, before_us: int) -> int:
-        return 0  # there never are any
+        return 0  # an atomic PUT needs no temporary files
 
 
 def open_store(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Store:
-    """The store at a path or URL; `options` go to fsspec's file system. Nothing is connected or created yet.
+    """Return the store at a path or URL, without connecting or creating anything. `options` are those of fsspec.
 
     Raises:
-        ValueError: The URL is malformed, or its protocol cannot store a file in one go.
-        ExtraMissingError: fsspec is not installed, and this needs it.
+        ValueError: The URL is malformed, or its protocol cannot store files atomically.
+        ExtraMissingError: fsspec is needed and not installed.
     """
     location = locate(url, options)
-    if location.scheme in _NO_WHOLE_PUT:
+    if location.scheme in _WITHOUT_ATOMIC_PUT:
         raise ValueError(
             f"a ledger cannot be kept at {location.scheme}://, where files do not appear whole;"
-            " use a folder, a mounted one perhaps, or an object store"
+            " use a local or mounted folder, or an object store"
         )
     if location.is_local:
         return LocalStore(Path(location.fsspec).absolute())
@@ -254,6 +255,6 @@ def open_store(url: str | os.PathLike[str], options: Mapping[str, Any] | None = 
 
 
 def require_ledger(store: Store) -> None:
-    """Raises `LedgerNotFoundError` if there is nothing at this place."""
+    """Raise `LedgerNotFoundError` if the store does not exist."""
     if not store.exists():
         raise LedgerNotFoundError(f"there is no ledger at {store.place}")
