@@ -50,7 +50,7 @@ SECRET = "Zm9vYmFyYmF6"
     ],
 )
 def test_a_place_has_a_name_for_fsspec_and_one_for_spark(given: str, for_fsspec: str, for_spark: str) -> None:
-    location = locate(given, working_folder="/work", is_windows=False)
+    location = locate(given, working_folder="/data", is_windows=False)
     assert (location.fsspec, location.spark) == (for_fsspec, for_spark)
 
 

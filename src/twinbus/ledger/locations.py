@@ -186,7 +186,7 @@ def _azure(scheme: str, address: str, storage_options: Mapping[str, Any]) -> Loc
         raise ValueError(f"a {scheme}:// URL must not have a password: give it as a storage option")
     if not container or "." in container or (at and not host):
         raise ValueError(
-            f"a {scheme}:// URL must name a container and perhaps its account:"
+            f"a {scheme}:// URL must name a container, and optionally its account:"
             f" {scheme}://CONTAINER/PATH or {scheme}://CONTAINER@ACCOUNT.dfs.{_AZURE_CLOUD}/PATH"
         )
     account_option = storage_options.get("account_name")
