@@ -57,7 +57,7 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "ledger") if request.param == "folder" else memory_url()
 
 
-def test_small_files_of_a_day_become_one_and_are_removed_a_day_later(ledger: str) -> None:
+def test_compact_merges_small_files_and_removes_them_a_day_later(ledger: str) -> None:
     ids = write(ledger, 10, files=20)
     done = compact(ledger, now_us=lambda: TOMORROW)
     assert (done.replaced_files, done.new_files, done.rows, done.removed_files) == (20, 1, 200, 0)
@@ -71,7 +71,7 @@ def test_small_files_of_a_day_become_one_and_are_removed_a_day_later(ledger: str
     assert message_ids(ledger) == once(ids)
 
 
-def test_a_day_is_left_alone_until_it_is_over_and_settled(ledger: str) -> None:
+def test_compact_skips_days_until_they_are_settled(ledger: str) -> None:
     write(ledger, 1, files=3)
     midnight = NOON + DAY // 2
     for now in (NOON, midnight, midnight + HOUR - 1):
@@ -79,7 +79,7 @@ def test_a_day_is_left_alone_until_it_is_over_and_settled(ledger: str) -> None:
     assert compact(ledger, now_us=lambda: midnight + HOUR).new_files == 1
 
 
-def test_files_get_about_as_many_rows_as_wanted_and_large_ones_stay(tmp_path: Path) -> None:
+def test_compact_reaches_target_rows_and_skips_large_files(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=35) | write(tmp_path, 60, prefix="large", at=NOON + HOUR)
     done = compact(tmp_path, target_rows=100, now_us=lambda: TOMORROW)
     assert (done.replaced_files, done.new_files, done.rows) == (35, 4, 350)
@@ -88,7 +88,7 @@ def test_files_get_about_as_many_rows_as_wanted_and_large_ones_stay(tmp_path: Pa
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_a_compacted_file_is_sorted_by_time(tmp_path: Path) -> None:
+def test_compacted_file_is_sorted_by_time(tmp_path: Path) -> None:
     for number, ts in enumerate([NOON + 5, NOON + 1, NOON + 9]):
         write(tmp_path, 1, prefix=str(ts), ts=ts, at=NOON + number)
     compact(tmp_path, now_us=lambda: TOMORROW)
@@ -96,7 +96,7 @@ def test_a_compacted_file_is_sorted_by_time(tmp_path: Path) -> None:
     assert times == [f"{NOON + 1}-0", f"{NOON + 5}-0", f"{NOON + 9}-0"]
 
 
-def test_rows_that_are_there_twice_are_once_in_a_compacted_file(tmp_path: Path) -> None:
+def test_compact_removes_duplicate_rows(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=3)
     store = open_store(tmp_path)
     first = names_of(tmp_path)[0]
@@ -105,7 +105,7 @@ def test_rows_that_are_there_twice_are_once_in_a_compacted_file(tmp_path: Path) 
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_late_rows_are_compacted_with_what_was_compacted_before(ledger: str) -> None:
+def test_compact_merges_late_rows_into_compacted_file(ledger: str) -> None:
     ids = write(ledger, 10, files=3)
     compact(ledger, now_us=lambda: TOMORROW)
     ids |= write(ledger, 10, prefix="late", at=TOMORROW + 1)
@@ -123,7 +123,7 @@ def test_late_rows_are_compacted_with_what_was_compacted_before(ledger: str) -> 
     assert message_ids(ledger) == once(ids)
 
 
-def test_files_whose_rows_were_compacted_twice_are_still_named(ledger: str) -> None:
+def test_sidecar_lists_files_compacted_twice(ledger: str) -> None:
     """Who read them before the first compaction must find out where their rows are."""
     write(ledger, 5, files=2)
     first = set(names_of(ledger))
@@ -137,7 +137,7 @@ def test_files_whose_rows_were_compacted_twice_are_still_named(ledger: str) -> N
         assert first < set(file.read().decode().splitlines())
 
 
-def test_two_compactions_at_once_do_no_harm(ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_compactions_keep_every_row_once(ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = write(ledger, 10, files=3)
     survey = compacting.survey
     nested: list[Any] = []
@@ -165,7 +165,7 @@ def test_two_compactions_at_once_do_no_harm(ledger: str, monkeypatch: pytest.Mon
     assert message_ids(ledger) == once(ids)
 
 
-def test_readers_see_every_row_once_while_others_compact_and_write(tmp_path: Path) -> None:
+def test_readers_see_every_row_once_during_compactions_and_writes(tmp_path: Path) -> None:
     ids = write(tmp_path, 5, files=30)
     stop = threading.Event()
     wrong: list[object] = []
@@ -188,7 +188,7 @@ def test_readers_see_every_row_once_while_others_compact_and_write(tmp_path: Pat
     assert wrong == []
 
 
-def test_what_cannot_be_read_is_named_and_stays(tmp_path: Path) -> None:
+def test_compact_reports_and_keeps_unreadable_files(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=3)
     torn = tmp_path / TODAY / str(FileName(NOON, "f" * 16, 1, 1))
     torn.write_bytes(b"PAR1 torn")
@@ -201,7 +201,7 @@ def test_what_cannot_be_read_is_named_and_stays(tmp_path: Path) -> None:
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_damaged_rows_are_found_before_their_file_is_replaced(tmp_path: Path) -> None:
+def test_compact_keeps_files_with_damaged_rows(tmp_path: Path) -> None:
     ids = write(tmp_path, 1000)
     write(tmp_path, 1000, prefix="damaged", at=NOON + 1)
     ids |= write(tmp_path, 1000, prefix="last", at=NOON + 2)
@@ -216,7 +216,7 @@ def test_damaged_rows_are_found_before_their_file_is_replaced(tmp_path: Path) ->
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+def test_compact_removes_old_temporary_files(tmp_path: Path) -> None:
     write(tmp_path, 1)
     left = tmp_path / TODAY / temp_name(str(FileName(NOON, "0" * 16, 1, 1)))
     left.write_bytes(b"half a file")
@@ -225,7 +225,7 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_a_compaction_that_takes_too_long_gives_up(tmp_path: Path) -> None:
+def test_compact_discards_result_when_it_takes_too_long(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=3)
     later = iter([TOMORROW, TOMORROW + DAY // 2 + 1])
     with pytest.raises(LedgerError, match="compacting day=2026-11-16 took too long"):
@@ -235,7 +235,7 @@ def test_a_compaction_that_takes_too_long_gives_up(tmp_path: Path) -> None:
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_the_sidecar_names_one_replaced_file_per_line(tmp_path: Path) -> None:
+def test_sidecar_lists_one_replaced_file_per_line(tmp_path: Path) -> None:
     write(tmp_path, 10, files=3)
     inputs = names_of(tmp_path)
     compact(tmp_path, now_us=lambda: TOMORROW)
@@ -243,7 +243,7 @@ def test_the_sidecar_names_one_replaced_file_per_line(tmp_path: Path) -> None:
     assert (tmp_path / TODAY / sidecar).read_text() == "".join(f"{name}\n" for name in inputs)
 
 
-def test_a_sidecar_without_its_file_claims_nothing_and_is_removed_when_it_is_old(ledger: str) -> None:
+def test_orphaned_sidecar_has_no_effect_and_is_removed_when_old(ledger: str) -> None:
     ids = write(ledger, 10, files=3)
     orphan = sidecar_name(str(FileName(TOMORROW, "a" * 16, 1, 1, is_compacted=True)))
     open_store(ledger).put(TODAY, orphan, encode_claims(names_of(ledger)))
@@ -256,7 +256,7 @@ def test_a_sidecar_without_its_file_claims_nothing_and_is_removed_when_it_is_old
     assert message_ids(ledger) == once(ids)
 
 
-def test_a_compacted_file_without_its_sidecar_claims_nothing(ledger: str) -> None:
+def test_compacted_file_without_sidecar_replaces_nothing(ledger: str) -> None:
     ids = write(ledger, 10, files=3)
     compact(ledger, now_us=lambda: TOMORROW)
     open_store(ledger).delete(TODAY, sidecars_of(ledger)[0])
@@ -266,7 +266,7 @@ def test_a_compacted_file_without_its_sidecar_claims_nothing(ledger: str) -> Non
     assert message_ids(ledger) == once(ids)
 
 
-def test_files_are_kept_while_the_one_that_replaces_them_cannot_be_read(tmp_path: Path) -> None:
+def test_replaced_files_are_kept_while_compacted_file_is_unreadable(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=3)
     compact(tmp_path, now_us=lambda: TOMORROW)
     (whole,) = (tmp_path / TODAY).glob("*.compacted.parquet")
@@ -281,7 +281,7 @@ def test_files_are_kept_while_the_one_that_replaces_them_cannot_be_read(tmp_path
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_a_compaction_that_ends_after_any_change_leaves_every_row_once(
+def test_compact_interrupted_after_any_change_keeps_every_row_once(
     ledger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = compacting.open_store
@@ -312,7 +312,7 @@ def test_a_compaction_that_ends_after_any_change_leaves_every_row_once(
     assert changes == 9  # five files, a sidecar of one of them, the one that was left behind, and two new ones
 
 
-def test_a_reader_starts_again_when_files_vanish_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_retries_when_files_are_compacted_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = write(tmp_path, 10, files=3)
     opened = LocalStore.open
     calls = 0
@@ -329,7 +329,7 @@ def test_a_reader_starts_again_when_files_vanish_under_it(tmp_path: Path, monkey
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_bad_settings_are_refused(tmp_path: Path) -> None:
+def test_compact_rejects_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="settle_seconds must be at least 0, not -1"):
         compact(tmp_path, settle_seconds=-1)
     with pytest.raises(ValueError, match="keep_seconds must be more than 0, not 0"):

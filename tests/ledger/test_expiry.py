@@ -53,7 +53,7 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "ledger") if request.param == "folder" else memory_url()
 
 
-def test_days_before_the_given_one_are_removed_oldest_first(ledger: str) -> None:
+def test_expire_removes_earlier_days_oldest_first(ledger: str) -> None:
     write(ledger, 0, 1, 2, 3, 4)
     done = expire(ledger, days_ago(2), now_us=lambda: NOON)
     assert [(day.day, day.files) for day in done.days] == [(days_ago(4), 2), (days_ago(3), 2)]
@@ -65,7 +65,7 @@ def test_days_before_the_given_one_are_removed_oldest_first(ledger: str) -> None
     assert expire(ledger, days_ago(2), now_us=lambda: NOON).days == []
 
 
-def test_an_emptied_folder_is_removed_and_foreign_files_stay(tmp_path: Path) -> None:
+def test_expire_removes_empty_folders_and_keeps_foreign_files(tmp_path: Path) -> None:
     write(tmp_path, 3, 4)
     (tmp_path / "day=2026-11-13" / "note.txt").write_text("keep")
     expire(tmp_path, days_ago(1), now_us=lambda: NOON)
@@ -73,7 +73,7 @@ def test_an_emptied_folder_is_removed_and_foreign_files_stay(tmp_path: Path) -> 
     assert (tmp_path / "day=2026-11-13" / "note.txt").read_text() == "keep"
 
 
-def test_compacted_files_sidecars_and_old_temporaries_are_removed(tmp_path: Path) -> None:
+def test_expire_removes_compacted_files_sidecars_and_old_temporary_files(tmp_path: Path) -> None:
     write(tmp_path, 3)
     compact(tmp_path, now_us=lambda: NOON)
     folder = tmp_path / "day=2026-11-13"
@@ -84,7 +84,7 @@ def test_compacted_files_sidecars_and_old_temporaries_are_removed(tmp_path: Path
     assert os.listdir(folder) == [young]
 
 
-def test_a_dry_run_changes_nothing(ledger: str) -> None:
+def test_expire_dry_run_changes_nothing(ledger: str) -> None:
     write(ledger, 0, 3)
     done = expire(ledger, days_ago(1), dry_run=True, now_us=lambda: NOON)
     assert [(day.day, day.files) for day in done.days] == [(days_ago(3), 2)]
@@ -92,7 +92,7 @@ def test_a_dry_run_changes_nothing(ledger: str) -> None:
     assert expired_before(open_store(ledger)) is None
 
 
-def test_the_marker_is_never_moved_back(ledger: str) -> None:
+def test_marker_never_moves_back(ledger: str) -> None:
     write(ledger, 0, 8, 9)
     expire(ledger, days_ago(2), now_us=lambda: NOON)
     write(ledger, 3, 9)  # late
@@ -102,7 +102,7 @@ def test_the_marker_is_never_moved_back(ledger: str) -> None:
     assert days_of(ledger) == {0, 3}
 
 
-def test_late_rows_of_expired_days_are_stored_and_not_compacted(ledger: str) -> None:
+def test_late_rows_of_expired_days_are_stored_but_not_compacted(ledger: str) -> None:
     write(ledger, 0, 3)
     expire(ledger, days_ago(1), now_us=lambda: NOON)
     write(ledger, 3)
@@ -111,7 +111,7 @@ def test_late_rows_of_expired_days_are_stored_and_not_compacted(ledger: str) -> 
     assert read_ledger(ledger).unreadable == []
 
 
-def test_recent_days_are_refused(tmp_path: Path) -> None:
+def test_expire_rejects_recent_days(tmp_path: Path) -> None:
     write(tmp_path, 0, 1, 2)
     with pytest.raises(ValueError, match="before must be at most 2026-11-15, which is yesterday in UTC"):
         expire(tmp_path, TODAY, now_us=lambda: NOON)
@@ -128,12 +128,12 @@ def test_recent_days_are_refused(tmp_path: Path) -> None:
 
 
 @given(st.dates())
-def test_a_marker_can_be_read_back(day: date) -> None:
+def test_marker_round_trips(day: date) -> None:
     assert decode_marker(encode_marker(day)) == day
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"before": 7}', b'{"before": "20261101"}'])
-def test_a_damaged_marker_is_named_and_nothing_is_removed(content: bytes, tmp_path: Path) -> None:
+def test_damaged_marker_raises_and_removes_nothing(content: bytes, tmp_path: Path) -> None:
     write(tmp_path, 0, 3)
     (tmp_path / MARKER).write_bytes(content)
     for work in (lambda: expire(tmp_path, days_ago(1), now_us=lambda: NOON), lambda: compact(tmp_path)):
@@ -143,15 +143,13 @@ def test_a_damaged_marker_is_named_and_nothing_is_removed(content: bytes, tmp_pa
 
 
 @pytest.mark.parametrize("text", ["", "2026-11", "20261116", "2026-13-01", "2026-W01-1", "yesterday"])
-def test_a_day_is_written_in_one_way(text: str) -> None:
+def test_parse_day_accepts_only_one_format(text: str) -> None:
     with pytest.raises(ValueError, match="before must be a day such as 2026-11-16, not "):
         parse_day(text)
     assert parse_day("2026-11-16") == TODAY
 
 
-def test_an_expiry_that_ends_after_any_change_is_finished_by_the_next(
-    ledger: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expire_finishes_expiry_interrupted_after_any_change(ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = expiry.open_store
     for changes in count_from():
         url = f"{ledger}/{changes}"
@@ -179,7 +177,7 @@ def test_an_expiry_that_ends_after_any_change_is_finished_by_the_next(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_an_expiry_that_is_killed_is_finished_by_the_next(seed: int, tmp_path: Path) -> None:
+def test_expire_finishes_killed_expiry(seed: int, tmp_path: Path) -> None:
     write(tmp_path, 0, *range(2, 40))
     work = f"expire({str(tmp_path)!r}, date(2026, 11, 15), now_us=lambda: {NOON})"
     script = f"from datetime import date; from twinbus.ledger.expiry import expire; print(flush=True); {work}"

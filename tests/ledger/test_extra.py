@@ -30,13 +30,13 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         "twinbus.cli.main",
     ],
 )
-def test_nothing_else_needs_the_extra(module: str) -> None:
+def test_other_modules_import_without_extra(module: str) -> None:
     finished = run(f"import {module}")
     assert finished.returncode == 0, finished.stderr
 
 
 @pytest.mark.parametrize("module", ["writer", "ledger_reader", "compaction", "schema"])
-def test_what_needs_the_extra_names_it(module: str) -> None:
+def test_import_without_extra_names_extra(module: str) -> None:
     finished = run(f"import twinbus.ledger.{module}")
     assert finished.returncode == 1
     assert (
@@ -45,7 +45,7 @@ def test_what_needs_the_extra_names_it(module: str) -> None:
     )
 
 
-def test_a_url_without_fsspec_names_the_extra() -> None:
+def test_writer_for_url_without_fsspec_names_extra() -> None:
     program = (
         "del sys.modules['pyarrow']\n"
         "from twinbus.ledger.ledger_errors import ExtraMissingError; from twinbus.ledger.writer import LedgerWriter\n"
@@ -56,7 +56,7 @@ def test_a_url_without_fsspec_names_the_extra() -> None:
     assert "pip install '.[ledger]'" in finished.stdout, finished.stderr
 
 
-def test_the_command_names_the_extra() -> None:
+def test_ledger_command_without_extra_names_extra() -> None:
     program = "from twinbus.cli.main import app; app(['ledger', 'show', 'nowhere'])"
     finished = run(program)
     assert finished.returncode == 1
@@ -67,7 +67,7 @@ def test_the_command_names_the_extra() -> None:
 
 @pytest.mark.parametrize("module", ["numpy", "pyspark"])
 @pytest.mark.parametrize("command", [["pipeline", "run", "."], ["pipeline", "watch", "."], ["demo"]])
-def test_commands_that_need_spark_say_so_first(module: str, command: list[str]) -> None:
+def test_spark_commands_without_extra_name_extra(module: str, command: list[str]) -> None:
     program = f"del sys.modules['pyarrow'], sys.modules['fsspec']; sys.modules[{module!r}] = None\n"
     finished = run(program + "from twinbus.cli.main import app\napp()", *command)
     assert finished.returncode == 1

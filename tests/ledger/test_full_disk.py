@@ -62,7 +62,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         made.close()
 
 
-def test_a_full_disk_costs_telemetry_rows_which_are_counted_and_nothing_else(disk: SmallDisk) -> None:
+def test_full_disk_only_drops_rows_and_counts_them(disk: SmallDisk) -> None:
     ledger = disk.folder / "ledger"
     with LedgerWriter(ledger, rotation=Rotation(rows=100, flush_seconds=0.0), buffer_rows=1000) as writer:
         before = sends(100)
@@ -96,7 +96,7 @@ def test_a_full_disk_costs_telemetry_rows_which_are_counted_and_nothing_else(dis
     assert kept[-1].message_id == "after"
 
 
-def test_a_full_disk_fails_a_flush_and_room_lets_it_succeed(disk: SmallDisk) -> None:
+def test_flush_fails_on_full_disk_and_succeeds_with_free_space(disk: SmallDisk) -> None:
     ledger = disk.folder / "ledger"
     with LedgerWriter(ledger, rotation=Rotation(flush_seconds=0.0)) as writer:
         proof = Proof(writer, deadline=0.5)

@@ -64,7 +64,7 @@ def is_whole(file: Path) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_what_was_declared_durable_survives_a_kill_and_no_torn_file_is_seen(seed: int, tmp_path: Path) -> None:
+def test_durable_rows_survive_kill_without_incomplete_files(seed: int, tmp_path: Path) -> None:
     seeded = random.Random(seed)
     processes = [Recording(tmp_path, f"writer-{seed}-{number}") for number in range(2)]
     for process in processes:
@@ -82,7 +82,7 @@ def test_what_was_declared_durable_survives_a_kill_and_no_torn_file_is_seen(seed
     assert all(is_whole(file) for file in visible)
 
 
-def test_leftovers_of_a_killed_writer_are_ignored_and_removed_in_the_end(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_writer_are_ignored_and_later_removed(tmp_path: Path) -> None:
     # Whether a kill hits a write is luck: the file may be whole a moment after it was seen.
     for attempt in range(30):
         process = Recording(tmp_path, f"writer-{attempt}")
@@ -104,7 +104,7 @@ def test_leftovers_of_a_killed_writer_are_ignored_and_removed_in_the_end(tmp_pat
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_every_row_is_there_once_after_a_compaction_was_killed(seed: int, tmp_path: Path) -> None:
+def test_killed_compaction_keeps_every_row_once(seed: int, tmp_path: Path) -> None:
     process = Recording(tmp_path, "m", "compacting_process")
     assert process.has_begun.wait(SECONDS)
     time.sleep(random.Random(seed).uniform(0, 1.0))  # the moment of the kill

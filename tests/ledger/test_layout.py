@@ -28,7 +28,7 @@ from twinbus.ledger.layout import (
 )
 
 
-def test_a_name_has_time_writer_process_and_number() -> None:
+def test_file_name_contains_time_writer_process_and_number() -> None:
     name = FileName(NOON + 123456, "5f0c9a1b2d3e4f60", 4711, 12)
     assert str(name) == "20261116T120000.123456Z-5f0c9a1b2d3e4f60-4711-12.parquet"
     compacted = FileName(NOON, "5f0c9a1b2d3e4f60", 4711, 12, is_compacted=True)
@@ -42,7 +42,7 @@ def test_a_name_has_time_writer_process_and_number() -> None:
     st.integers(0, 2**32),
     st.booleans(),
 )
-def test_a_name_can_be_read_back(at: int, writer: str, pid: int, number: int, is_compacted: bool) -> None:
+def test_file_name_round_trips(at: int, writer: str, pid: int, number: int, is_compacted: bool) -> None:
     name = FileName(at, writer, pid, number, is_compacted)
     assert FileName.parse(str(name)) == name
     assert parse_temp(temp_name(str(name))) == name
@@ -58,17 +58,17 @@ def test_a_name_can_be_read_back(at: int, writer: str, pid: int, number: int, is
 
 
 @given(st.sets(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1)))
-def test_claims_can_be_read_back(names: set[str]) -> None:
+def test_claims_round_trip(names: set[str]) -> None:
     assert set(decode_claims(encode_claims(names))) == names
 
 
 @given(st.binary())
-def test_any_content_of_a_sidecar_can_be_read(content: bytes) -> None:
+def test_decode_claims_accepts_any_bytes(content: bytes) -> None:
     assert "" not in decode_claims(content)
 
 
 @given(st.integers(0, END_OF_TIME_US - 1), st.integers(0, END_OF_TIME_US - 1))
-def test_names_sort_by_time(first: int, second: int) -> None:
+def test_file_names_sort_by_time(first: int, second: int) -> None:
     writer = "0" * 16
     assert (str(FileName(first, writer, 1, 1)) < str(FileName(second, writer, 1, 1))) == (first < second)
 
@@ -85,7 +85,7 @@ def test_names_sort_by_time(first: int, second: int) -> None:
         "\N{FULLWIDTH DIGIT TWO}0261116T120000.123456Z-5f0c9a1b2d3e4f60-4711-12.parquet",
     ],
 )
-def test_other_names_are_not_the_ledgers(name: str) -> None:
+def test_parse_rejects_foreign_file_names(name: str) -> None:
     assert FileName.parse(name) is None
 
 
@@ -99,7 +99,7 @@ def test_other_names_are_not_the_ledgers(name: str) -> None:
         (END_OF_TIME_US - 1, "day=9999-12-31"),
     ],
 )
-def test_a_row_lies_in_the_folder_of_its_day_in_utc(ts: int, folder: str) -> None:
+def test_folder_of_row_is_its_utc_day(ts: int, folder: str) -> None:
     assert folder_of(ts) == folder
     day = day_of(folder)
     assert day is not None
@@ -107,26 +107,26 @@ def test_a_row_lies_in_the_folder_of_its_day_in_utc(ts: int, folder: str) -> Non
 
 
 @pytest.mark.parametrize("folder", ["", "day=", "day=2026-13-01", "day=2026-1-1", "hour=3", "_spark_metadata"])
-def test_other_folders_are_not_the_ledgers(folder: str) -> None:
+def test_day_of_rejects_foreign_folders(folder: str) -> None:
     assert day_of(folder) is None
 
 
-def test_without_compacted_files_all_count() -> None:
+def test_select_without_compacted_files_reads_all() -> None:
     assert select(["b", "a"], {}) == Selection(live=["a", "b"])
 
 
-def test_a_compacted_file_replaces_those_it_names_at_once() -> None:
+def test_select_skips_files_replaced_by_compacted_file() -> None:
     assert select(["a", "b", "c", "x"], {"x": ["a", "b", "gone"]}) == Selection(
         live=["c", "x"], replaced={"a": "x", "b": "x"}
     )
 
 
-def test_of_two_that_claim_the_same_file_the_earlier_by_name_counts() -> None:
+def test_select_prefers_first_name_of_conflicting_compacted_files() -> None:
     found = select(["a", "b", "c", "x", "y"], {"x": ["a", "b"], "y": ["b", "c"]})
     assert found == Selection(live=["c", "x"], replaced={"a": "x", "b": "x"}, void=["y"])
 
 
-def test_a_compacted_file_can_be_compacted_again() -> None:
+def test_select_accepts_compacted_file_that_replaces_another() -> None:
     found = select(["a", "b", "c", "x", "y"], {"x": ["a", "b"], "y": ["a", "b", "c", "x"]})
     assert found == Selection(live=["y"], replaced={"a": "y", "b": "y", "c": "y", "x": "y"})
 

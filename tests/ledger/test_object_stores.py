@@ -73,7 +73,7 @@ def names_of(server: ObjectStoreServer, url: str) -> list[str]:
     return open_store(url, server.options).files(TODAY)
 
 
-def test_rows_come_back_and_only_where_they_were_written(server: ObjectStoreServer, ledger: str) -> None:
+def test_written_rows_are_read_from_their_ledger_only(server: ObjectStoreServer, ledger: str) -> None:
     with pytest.raises(LedgerNotFoundError, match="there is no ledger at "):
         read_ledger(ledger, storage_options=server.options)
     ids = write(server, ledger, "a")
@@ -86,7 +86,7 @@ def test_rows_come_back_and_only_where_they_were_written(server: ObjectStoreServ
     assert message_ids(server, ledger) == dict.fromkeys(ids, 1)
 
 
-def test_sparks_form_of_the_url_is_the_same_ledger(server: ObjectStoreServer, ledger: str) -> None:
+def test_spark_url_opens_the_same_ledger(server: ObjectStoreServer, ledger: str) -> None:
     ids = write(server, ledger, "a")
     spark = locate(ledger, server.options).spark
     assert spark.startswith(("s3a://twinbus/", "abfss://twinbus@contoso.dfs.core.windows.net/"))
@@ -94,7 +94,7 @@ def test_sparks_form_of_the_url_is_the_same_ledger(server: ObjectStoreServer, le
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # the Azure SDK does
-def test_a_large_file_is_stored_whole_and_again_under_the_same_name(server: ObjectStoreServer, ledger: str) -> None:
+def test_large_file_is_stored_whole_and_overwritten(server: ObjectStoreServer, ledger: str) -> None:
     store = open_store(ledger, server.options)
     data = bytes(range(256)) * 50_000
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_large_file_is_stored_whole_and_again_under_the_same_name(server: Obje
         store.open(TODAY, "large").close()
 
 
-def test_compaction_keeps_every_row_once(server: ObjectStoreServer, ledger: str) -> None:
+def test_compact_keeps_every_row_once(server: ObjectStoreServer, ledger: str) -> None:
     ids = write(server, ledger, "a", files=5)
     done = compact(ledger, storage_options=server.options, now_us=lambda: TOMORROW)
     assert (done.replaced_files, done.new_files, done.rows) == (5, 1, 10)
@@ -125,7 +125,7 @@ def test_compaction_keeps_every_row_once(server: ObjectStoreServer, ledger: str)
     assert message_ids(server, ledger) == dict.fromkeys(ids, 1)
 
 
-def test_old_days_are_expired(server: ObjectStoreServer, ledger: str) -> None:
+def test_expire_removes_old_days(server: ObjectStoreServer, ledger: str) -> None:
     write(server, ledger, "old", ts=NOON - 3 * DAY)
     compact(ledger, storage_options=server.options, now_us=lambda: NOON)
     ids = write(server, ledger, "new")
@@ -149,7 +149,7 @@ def run(server: ObjectStoreServer, *arguments: str) -> Result:
     return result
 
 
-def test_commands_take_the_options_of_the_store(server: ObjectStoreServer, ledger: str) -> None:
+def test_commands_accept_storage_options(server: ObjectStoreServer, ledger: str) -> None:
     write(server, ledger, "a", files=3, ts=NOON - 400 * DAY)
     assert len(json.loads(run(server, "show", ledger, "--json").stdout)["rows"]) == 6
     assert json.loads(run(server, "compact", ledger, "--json").stdout)["new_files"] == 1

@@ -37,7 +37,7 @@ def a_name(number: int, *, is_compacted: bool = False) -> str:
 
 @given(st.lists(operations, min_size=1, max_size=20))
 @settings(max_examples=30)
-def test_any_operation_comes_back_as_it_was_recorded(recorded: list[Operation]) -> None:
+def test_recorded_operations_round_trip(recorded: list[Operation]) -> None:
     url = memory_url()
     write(url, recorded)
     contents = read_ledger(url)
@@ -45,7 +45,7 @@ def test_any_operation_comes_back_as_it_was_recorded(recorded: list[Operation]) 
     assert Counter(to_operations(contents.table)) == Counter(recorded)
 
 
-def test_a_ledger_of_a_folder_can_be_read_by_any_reader_of_parquet(tmp_path: Path) -> None:
+def test_local_ledger_is_readable_by_parquet_readers(tmp_path: Path) -> None:
     write(tmp_path, [*sends(10), *sends(5, ts=NOON - DAY)])
     table = pq.read_table(tmp_path)
     assert table.num_rows == 15
@@ -53,7 +53,7 @@ def test_a_ledger_of_a_folder_can_be_read_by_any_reader_of_parquet(tmp_path: Pat
 
 
 @pytest.mark.parametrize("place", ["folder", "memory"])
-def test_everything_that_is_not_the_ledgers_is_set_aside_and_named(place: str, tmp_path: Path) -> None:
+def test_reader_reports_foreign_and_unreadable_files(place: str, tmp_path: Path) -> None:
     url = str(tmp_path) if place == "folder" else memory_url()
     write(url, sends(10))
     good = encode(pa.Table.from_batches([to_batch([a_send("never")])]))
@@ -107,7 +107,7 @@ def as_parquet(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def test_a_file_whose_rows_are_damaged_is_set_aside(tmp_path: Path) -> None:
+def test_reader_reports_file_with_damaged_rows(tmp_path: Path) -> None:
     write(tmp_path, sends(1000))
     write(tmp_path, [a_send("good")])
     damaged = max(tmp_path.glob("*/*.parquet"), key=lambda file: file.stat().st_size)
@@ -120,7 +120,7 @@ def test_a_file_whose_rows_are_damaged_is_set_aside(tmp_path: Path) -> None:
     assert contents.unreadable[0].reason.startswith("corrupt: ")
 
 
-def test_a_file_with_fewer_and_with_more_columns_can_be_read(tmp_path: Path) -> None:
+def test_reader_accepts_missing_and_additional_columns(tmp_path: Path) -> None:
     write(tmp_path, [a_send("now")])
     table = pa.Table.from_batches([to_batch([a_send("then")])])
     changed = table.drop_columns(["latency_us"]).append_column("flavour", pa.array(["sweet"]))
@@ -133,7 +133,7 @@ def test_a_file_with_fewer_and_with_more_columns_can_be_read(tmp_path: Path) -> 
     }
 
 
-def test_only_the_days_columns_and_rows_that_are_wanted_are_read(tmp_path: Path) -> None:
+def test_read_ledger_filters_days_columns_and_rows(tmp_path: Path) -> None:
     write(tmp_path, [a_send(f"day-{day}", ts=NOON + day * DAY) for day in range(5)])
     contents = read_ledger(
         tmp_path,
@@ -145,7 +145,7 @@ def test_only_the_days_columns_and_rows_that_are_wanted_are_read(tmp_path: Path)
     assert contents.table.to_pydict() == {"message_id": ["day-1", "day-3"]}
 
 
-def test_the_newest_rows_come_oldest_first(tmp_path: Path) -> None:
+def test_newest_returns_newest_rows_oldest_first(tmp_path: Path) -> None:
     rows = [a_send(f"m-{number}", ts=NOON + number * DAY // 10) for number in range(50)]
     write(tmp_path, rows[::-1], rows=7)
     found = newest(tmp_path, 13)
@@ -157,7 +157,7 @@ def test_the_newest_rows_come_oldest_first(tmp_path: Path) -> None:
         newest(tmp_path, 0)
 
 
-def test_the_newest_rows_are_found_without_reading_the_days_before(tmp_path: Path) -> None:
+def test_newest_does_not_read_earlier_days(tmp_path: Path) -> None:
     write(tmp_path, [a_send("old", ts=NOON - DAY), a_send("new")])
     (old,) = tmp_path.glob("day=2026-11-15/*")
     old.write_bytes(b"damaged")
@@ -165,13 +165,13 @@ def test_the_newest_rows_are_found_without_reading_the_days_before(tmp_path: Pat
     assert (found.table["message_id"].to_pylist(), found.unreadable) == (["new"], [])
 
 
-def test_where_there_is_no_ledger_that_is_said(tmp_path: Path) -> None:
+def test_read_ledger_raises_when_ledger_is_missing(tmp_path: Path) -> None:
     for url in (tmp_path / "nothing", memory_url()):
         with pytest.raises(LedgerNotFoundError, match="there is no ledger at "):
             read_ledger(url)
 
 
-def test_an_empty_folder_is_an_empty_ledger(tmp_path: Path) -> None:
+def test_empty_folder_is_empty_ledger(tmp_path: Path) -> None:
     assert read_ledger(tmp_path).table.num_rows == 0
     assert newest(tmp_path, 5).table.num_rows == 0
     assert message_ids(tmp_path) == {}

@@ -15,31 +15,31 @@ def a_pace(buffer_rows: int = 1_000_000, **changes: Any) -> Pace:
     return Pace(Rotation(**{"rows": 100, "bytes": 1 << 30, "seconds": 60.0, **changes}), buffer_rows, NOW)
 
 
-def test_a_file_is_due_when_enough_rows_wait() -> None:
+def test_file_is_due_at_row_limit() -> None:
     pace = a_pace()
     assert pace.due_at(99, urgent=False) == NOW + 60
     assert pace.due_at(100, urgent=False) <= NOW
 
 
-def test_a_file_is_due_when_the_rows_are_large_enough() -> None:
+def test_file_is_due_at_byte_limit() -> None:
     pace = a_pace(bytes=10_000)
     pace.measured(10, 5_000)
     assert pace.rows_due == 20
     assert pace.due_at(20, urgent=False) <= NOW
 
 
-def test_a_file_is_due_before_the_buffer_is_full() -> None:
+def test_file_is_due_before_buffer_is_full() -> None:
     assert a_pace(buffer_rows=50).rows_due == 25
     assert a_pace(buffer_rows=1).rows_due == 1
 
 
-def test_what_waits_is_written_every_so_many_seconds() -> None:
+def test_file_is_due_after_rotation_seconds() -> None:
     pace = a_pace()
     pace.wrote(NOW + 60, urgent=False)
     assert pace.due_at(1, urgent=False) == NOW + 120
 
 
-def test_flushes_are_at_once_at_first_and_wait_longer_for_company_the_longer_they_go_on() -> None:
+def test_flush_delay_grows_during_a_series_of_flushes() -> None:
     pace = a_pace(flush_seconds=0.25)
     assert pace.due_at(1, urgent=True) <= NOW
     waited = []
@@ -52,13 +52,13 @@ def test_flushes_are_at_once_at_first_and_wait_longer_for_company_the_longer_the
     assert pace.due_at(1, urgent=False) == NOW + 80
 
 
-def test_a_file_of_the_rotation_does_not_hold_a_flush_up() -> None:
+def test_regular_file_does_not_delay_next_flush() -> None:
     pace = a_pace(flush_seconds=0.25)
     pace.wrote(NOW, urgent=False)
     assert pace.due_at(1, urgent=True) <= NOW
 
 
-def test_a_store_that_fails_is_tried_again_after_longer_and_longer_times() -> None:
+def test_retry_delay_doubles_up_to_limit() -> None:
     pace = a_pace()
     seconds = []
     for _ in range(10):
@@ -86,6 +86,6 @@ def test_a_store_that_fails_is_tried_again_after_longer_and_longer_times() -> No
         ({"flush_seconds": 61.0}, r"flush_seconds must be from 0 to seconds \(60.0\), not 61.0"),
     ],
 )
-def test_what_is_out_of_bounds_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+def test_rotation_rejects_values_out_of_bounds(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Rotation(**changes)

@@ -53,20 +53,20 @@ def described(schema: pa.Schema) -> dict[str, str]:
     return {one.name: f"{one.type}{'' if one.nullable else ' not null'}" for one in schema}
 
 
-def test_a_file_has_the_columns_of_the_contract_and_says_its_version() -> None:
+def test_file_has_contract_columns_and_version() -> None:
     file = pq.ParquetFile(BytesIO(encode(pa.Table.from_batches([to_batch([a_send()])]))))
     assert described(file.schema_arrow) == described(SCHEMA) == COLUMNS
     assert file.metadata.metadata[b"twinbus.ledger.version"] == b"1"
 
 
-def test_every_code_fits_its_column() -> None:
+def test_codes_fit_their_columns() -> None:
     for column, codes in CODES.items():
         assert SCHEMA.field(column).type == pa.int8()
         assert all(0 < code <= 127 for code in codes)
 
 
 @given(st.lists(operations, max_size=30))
-def test_operations_come_back_from_a_file_as_they_went_in(given_operations: list[Operation]) -> None:
+def test_operations_round_trip_through_file(given_operations: list[Operation]) -> None:
     table = pq.read_table(BytesIO(encode(pa.Table.from_batches([to_batch(given_operations)]))))
     assert list(to_operations(table)) == given_operations
 
@@ -75,12 +75,12 @@ def test_operations_come_back_from_a_file_as_they_went_in(given_operations: list
     ("message_id", "key"),
     [("", -3162216497309240828), ("order-1", 7962229630616640349), ("Bestellung ä", 3883573129440605550)],
 )
-def test_the_key_of_a_message_id_never_changes(message_id: str, key: int) -> None:
+def test_message_key_is_stable(message_id: str, key: int) -> None:
     assert message_key(message_id) == key
     assert key % 2**64 == int(hashlib.md5(message_id.encode()).hexdigest()[:16], 16)
 
 
-def test_a_message_without_an_id_has_no_key() -> None:
+def test_message_key_is_null_without_message_id() -> None:
     batch = to_batch([a_send(None), a_send("order-1")])
     assert batch["message_key"].to_pylist() == [None, message_key("order-1")]
 
@@ -104,7 +104,7 @@ def test_a_message_without_an_id_has_no_key() -> None:
     ],
     ids=str,
 )
-def test_a_value_that_does_not_fit_costs_only_its_own_row(changes: dict[str, Any]) -> None:
+def test_value_that_does_not_fit_only_drops_its_row(changes: dict[str, Any]) -> None:
     bad = a_send("bad")._replace(**changes)
     rows = [a_send("before"), bad, a_send("after")]
     with pytest.raises((ValueError, TypeError, AttributeError, OverflowError, pa.ArrowException)):
@@ -115,6 +115,6 @@ def test_a_value_that_does_not_fit_costs_only_its_own_row(changes: dict[str, Any
     assert refused[0] is bad
 
 
-def test_the_time_is_utc() -> None:
+def test_time_is_utc() -> None:
     (at,) = to_batch([a_send(ts=NOON + 1)])["ts"].to_pylist()
     assert at.isoformat() == "2026-11-16T12:00:00.000001+00:00"

@@ -57,7 +57,7 @@ def moved_in(url: str | Path) -> list[str | None]:
     ]
 
 
-async def test_a_drain_leaves_a_row_for_every_message_and_few_files(pair: Pair, tmp_path: Path) -> None:
+async def test_drain_writes_row_per_message_and_few_files(pair: Pair, tmp_path: Path) -> None:
     await pair.put(numbered("orders", range(MESSAGES)))
     with LedgerWriter(tmp_path) as writer:
         recorder, flush = for_syphon(writer, asyncio.get_running_loop())
@@ -70,7 +70,7 @@ async def test_a_drain_leaves_a_row_for_every_message_and_few_files(pair: Pair, 
     assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))
 
 
-async def test_a_store_that_takes_nothing_stops_the_syphon_and_nothing_is_completed(pair: Pair) -> None:
+async def test_failing_store_stops_syphon_before_it_completes_messages(pair: Pair) -> None:
     url = Obstinate.reset()
     Obstinate.error = OSError(28, "No space left on device")
     await pair.put(numbered("orders", range(50)))
@@ -91,7 +91,7 @@ async def test_a_store_that_takes_nothing_stops_the_syphon_and_nothing_is_comple
     assert len(moved_in(url)) == len(arrived)
 
 
-async def test_a_syphon_that_does_its_best_goes_on_without_a_store(pair: Pair) -> None:
+async def test_best_effort_syphon_drains_while_store_fails(pair: Pair) -> None:
     url = Obstinate.reset()
     Obstinate.error = OSError(28, "No space left on device")
     await pair.put(numbered("orders", range(50)))
@@ -103,7 +103,7 @@ async def test_a_syphon_that_does_its_best_goes_on_without_a_store(pair: Pair) -
     assert len(moved_in(url)) == 50
 
 
-async def test_a_syphon_whose_rows_were_dropped_recovers_and_every_completed_message_has_its_row(pair: Pair) -> None:
+async def test_syphon_recovers_from_dropped_rows_with_row_per_completed_message(pair: Pair) -> None:
     url = Obstinate.reset()
     Obstinate.let_go.clear()
     await pair.put(numbered("orders", range(200)))
