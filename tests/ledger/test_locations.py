@@ -1,4 +1,4 @@
-"""One place, as fsspec and as Spark name it."""
+"""Tests the translation of paths and URLs for fsspec and Spark."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_conflicting_azure_accounts_are_rejected() -> None:
 
 
 _segment = st.text(st.characters(exclude_characters="/\\?\0", exclude_categories=["Cs"]), min_size=1)
-_paths = st.lists(_segment.filter(lambda one: one not in (".", "..")), max_size=4).map("/".join)
+_paths = st.lists(_segment.filter(lambda segment: segment not in (".", "..")), max_size=4).map("/".join)
 _bucket = st.from_regex(r"[a-z0-9][a-z0-9\-]{1,20}", fullmatch=True)
 
 
@@ -177,22 +177,22 @@ def test_texts_for_people_hide_user_password_and_query(scheme: str, user: str, p
     assert password not in without_secrets(url)
     assert scheme == "abfss" or user not in without_secrets(url)
     try:
-        shown = locate(url).shown
+        text = locate(url).shown
     except ValueError as error:
-        shown = str(error)
-    assert password not in shown
+        text = str(error)
+    assert password not in text
 
 
 @given(st.text())
 def test_escape_glob_escapes_every_glob_character(path: str) -> None:
     escaped = escape_glob(path)
-    plain, at = [], 0
-    while at < len(escaped):
-        at += escaped[at] == "\\"
-        plain.append(escaped[at])
-        assert escaped[at] not in "{}[]*?\\" or escaped[at - 1] == "\\"
-        at += 1
-    assert "".join(plain) == path
+    unescaped, index = [], 0
+    while index < len(escaped):
+        index += escaped[index] == "\\"
+        unescaped.append(escaped[index])
+        assert escaped[index] not in "{}[]*?\\" or escaped[index - 1] == "\\"
+        index += 1
+    assert "".join(unescaped) == path
 
 
 def test_forms_of_local_path_open_the_same_store(tmp_path: Path) -> None:

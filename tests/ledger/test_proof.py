@@ -1,4 +1,4 @@
-"""Rows that are proof: durable when a flush says so, and never said to be durable when they are not."""
+"""Tests that a flush of a `Proof` succeeds only if all its rows are durable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_flush_makes_recorded_rows_durable(tmp_path: Path) -> None:
         for number in range(3):
             proof.record(a_send(f"m-{number}"))
             proof.flush()
-            assert message_ids(tmp_path) == {f"m-{one}": 1 for one in range(number + 1)}
+            assert message_ids(tmp_path) == {f"m-{earlier}": 1 for earlier in range(number + 1)}
 
 
 def test_flush_without_rows_writes_no_file(tmp_path: Path) -> None:
@@ -128,14 +128,14 @@ def test_every_flush_fails_after_dropped_row() -> None:
         writer.record(a_send())
         writer.request_flush()
         assert Obstinate.hangs.wait(SECONDS)
-        spared, proof = Proof(writer), Proof(writer)
-        for one in sends(6):
-            proof.record(one)
+        other_proof, proof = Proof(writer), Proof(writer)
+        for operation in sends(6):
+            proof.record(operation)
         Obstinate.let_go.set()
         for _ in range(2):
             with pytest.raises(NotDurableError, match=f"rows of the ledger at {url} were dropped: 1"):
                 proof.flush()
-        spared.flush()
+        other_proof.flush()
         Proof(writer).flush()
 
 
@@ -177,7 +177,7 @@ async def test_flush_does_not_call_back_on_closed_loop(tmp_path: Path) -> None:
         Obstinate.let_go.clear()
         proof = Proof(writer)
         proof.record(a_send())
-        proof.on_loop(loop)(lambda error: pytest.fail("nobody waits any more"))
+        proof.on_loop(loop)(lambda error: pytest.fail("called back on a closed loop"))
         loop.close()
         Obstinate.let_go.set()
         await Proof(writer).flush_async()

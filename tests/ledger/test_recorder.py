@@ -1,4 +1,4 @@
-"""What is noted of an operation, and who keeps it."""
+"""Tests operations and the recorders in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from twinbus.ledger import (
 )
 from twinbus.ledger.recorder import op_id_of
 
-# What stands in stored files: nothing here may ever change, lines may be added.
+# Stored in files: these numbers must never change; new ones may be added.
 CODES = {
     NamespaceRole: {"PRIMARY": 1, "SECONDARY": 2, "NEITHER": 3},
     OperationKind: {
@@ -100,7 +100,7 @@ def a_send(message_id: str | None = None) -> Operation:
 
 @pytest.mark.parametrize("enum", CODES, ids=lambda enum: enum.__name__)
 def test_stored_codes_keep_their_numbers(enum: type[IntEnum]) -> None:
-    assert {one.name: one.value for one in enum} == CODES[enum]
+    assert {code.name: code.value for code in enum} == CODES[enum]
 
 
 def test_operation_fields_are_ledger_columns() -> None:
@@ -109,10 +109,10 @@ def test_operation_fields_are_ledger_columns() -> None:
 
 def test_send_operation_equals_operation() -> None:
     primary, kind, stage, outcome = NamespaceRole.PRIMARY, OperationKind.SEND, Stage.DIRECT, Outcome.FAILED
-    quick = send_operation("p", "c", primary, "e", kind, stage, outcome, "m", "d", "q", 2, 1200, "Busy", 300)
-    assert quick == Operation(
-        op_id=quick.op_id,
-        ts=quick.ts,
+    operation = send_operation("p", "c", primary, "e", kind, stage, outcome, "m", "d", "q", 2, 1200, "Busy", 300)
+    assert operation == Operation(
+        op_id=operation.op_id,
+        ts=operation.ts,
         pairing="p",
         client="c",
         namespace=primary,
@@ -128,9 +128,9 @@ def test_send_operation_equals_operation() -> None:
         error="Busy",
         latency_us=300,
     )
-    assert type(quick) is Operation
-    assert quick.op_id >> 64 == a_send().op_id >> 64
-    assert quick.op_id < a_send().op_id < 2**128
+    assert type(operation) is Operation
+    assert operation.op_id >> 64 == a_send().op_id >> 64
+    assert operation.op_id < a_send().op_id < 2**128
 
 
 def test_operation_is_immutable() -> None:
@@ -184,10 +184,10 @@ def test_null_recorder_accepts_operations() -> None:
 
 def test_memory_recorder_keeps_operations_in_order() -> None:
     recorder = MemoryRecorder()
-    told: Recorder = recorder
+    protocol: Recorder = recorder  # also checks that the type fits
     sends = [a_send(str(number)) for number in range(3)]
     for send in sends:
-        told.record(send)
+        protocol.record(send)
     assert recorder.operations == sends
     assert recorder.forgotten == 0
 
@@ -196,7 +196,7 @@ def test_memory_recorder_is_bounded_and_counts_forgotten_operations() -> None:
     recorder = MemoryRecorder(capacity=2)
     for number in range(5):
         recorder.record(a_send(str(number)))
-    assert [one.message_id for one in recorder.operations] == ["3", "4"]
+    assert [operation.message_id for operation in recorder.operations] == ["3", "4"]
     assert recorder.forgotten == 3
 
 
@@ -208,11 +208,11 @@ def test_memory_recorder_rejects_zero_capacity() -> None:
 def test_memory_recorder_is_thread_safe() -> None:
     recorder = MemoryRecorder(capacity=100)
 
-    def tell() -> None:
+    def record_many() -> None:
         for _ in range(500):
             recorder.record(a_send())
 
-    threads = [threading.Thread(target=tell) for _ in range(4)]
+    threads = [threading.Thread(target=record_many) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The columns of the ledger's files are a contract."""
+"""Tests the columns of the ledger's files, which are a contract."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from twinbus.ledger.schema import (
     to_operations,
 )
 
-# What stands in stored files: nothing here may ever change, lines may be added.
+# Stored in files: these columns must never change; new ones may be added.
 COLUMNS = {
     "op_id": "fixed_size_binary[16] not null",
     "ts": "timestamp[us, tz=UTC] not null",
@@ -49,13 +49,14 @@ COLUMNS = {
 }
 
 
-def described(schema: pa.Schema) -> dict[str, str]:
-    return {one.name: f"{one.type}{'' if one.nullable else ' not null'}" for one in schema}
+def types_of(schema: pa.Schema) -> dict[str, str]:
+    """Return the type of each column, and whether it is required."""
+    return {field.name: f"{field.type}{'' if field.nullable else ' not null'}" for field in schema}
 
 
 def test_file_has_contract_columns_and_version() -> None:
     file = pq.ParquetFile(BytesIO(encode(pa.Table.from_batches([to_batch([a_send()])]))))
-    assert described(file.schema_arrow) == described(SCHEMA) == COLUMNS
+    assert types_of(file.schema_arrow) == types_of(SCHEMA) == COLUMNS
     assert file.metadata.metadata[b"twinbus.ledger.version"] == b"1"
 
 
@@ -110,11 +111,11 @@ def test_value_that_does_not_fit_only_drops_its_row(changes: dict[str, Any]) -> 
     with pytest.raises((ValueError, TypeError, AttributeError, OverflowError, pa.ArrowException)):
         to_batch(rows)
     batch, refused = to_batch_of_fitting(rows)
-    assert [one.message_id for one in to_operations(pa.Table.from_batches([batch]))] == ["before", "after"]
+    assert [operation.message_id for operation in to_operations(pa.Table.from_batches([batch]))] == ["before", "after"]
     assert len(refused) == 1
     assert refused[0] is bad
 
 
 def test_time_is_utc() -> None:
-    (at,) = to_batch([a_send(ts=NOON + 1)])["ts"].to_pylist()
-    assert at.isoformat() == "2026-11-16T12:00:00.000001+00:00"
+    (time,) = to_batch([a_send(ts=NOON + 1)])["ts"].to_pylist()
+    assert time.isoformat() == "2026-11-16T12:00:00.000001+00:00"

@@ -1,4 +1,4 @@
-"""What the writer makes of the operations it is told of."""
+"""Tests how the writer stores, retries and drops rows."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def rows_of(url: str | os.PathLike[str]) -> list[Operation]:
 
 
 def dropped_in(url: str | os.PathLike[str]) -> Counter[str | None]:
-    """How many rows the ledger itself says are missing, by reason."""
-    found: Counter[str | None] = Counter()
+    """Return the number of dropped rows that the ledger reports, by reason."""
+    dropped: Counter[str | None] = Counter()
     for row in rows_of(url):
         if row.operation is OperationKind.DROPPED:
             assert (row.stage, row.namespace, row.outcome) == (Stage.LEDGER, NamespaceRole.NEITHER, Outcome.FAILED)
             assert (row.pairing, row.client) == ("contoso", "client-1")
-            found[row.error] += row.count
-    return found
+            dropped[row.error] += row.count
+    return dropped
 
 
 @pytest.fixture(params=["folder", "url of a folder", "memory"])
 def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "memory":
         return memory_url()
-    folder = tmp_path / "made by the writer" / "ledger"
+    folder = tmp_path / "created by the writer" / "ledger"
     return str(folder) if request.param == "folder" else folder.as_uri()
 
 
@@ -62,8 +62,8 @@ def test_close_writes_recorded_rows(ledger: str) -> None:
     recorded = sends(1000)
     with LedgerWriter(ledger) as writer:
         recorder: Recorder = writer
-        for one in recorded:
-            recorder.record(one)
+        for operation in recorded:
+            recorder.record(operation)
     assert rows_of(ledger) == recorded
     status = writer.status()
     assert (status.written_rows, status.written_files, status.waiting_rows, status.dropped_rows) == (1000, 1, 0, 0)
@@ -89,8 +89,8 @@ def test_files_have_unique_names_in_folder_of_their_day(tmp_path: Path) -> None:
 
 def test_files_have_at_most_rotation_rows(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, rotation=Rotation(rows=100)) as writer:
-        for one in sends(1050):
-            writer.record(one)
+        for operation in sends(1050):
+            writer.record(operation)
     sizes = [pq.read_metadata(file).num_rows for file in files_of(tmp_path)]
     assert max(sizes) == 100
     assert sum(sizes) == 1050
@@ -98,8 +98,8 @@ def test_files_have_at_most_rotation_rows(tmp_path: Path) -> None:
 
 def test_files_have_at_most_rotation_bytes(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, rotation=Rotation(bytes=20_000)) as writer:
-        for one in sends(2000, entity="e" * 200):
-            writer.record(one)
+        for operation in sends(2000, entity="e" * 200):
+            writer.record(operation)
     files = files_of(tmp_path)
     assert len(files) > 2000 * 300 / 20_000
     assert all(pq.read_table(file).nbytes < 25_000 for file in files)
@@ -108,8 +108,8 @@ def test_files_have_at_most_rotation_bytes(tmp_path: Path) -> None:
 
 def test_rows_are_written_at_row_limit(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, rotation=Rotation(rows=10)) as writer:
-        for one in sends(10):
-            writer.record(one)
+        for operation in sends(10):
+            writer.record(operation)
         until(lambda: writer.status().written_rows == 10)
 
 
@@ -123,11 +123,11 @@ def test_rows_are_written_after_rotation_seconds(tmp_path: Path) -> None:
 def test_writer_is_thread_safe(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, rotation=Rotation(rows=500)) as writer:
 
-        def tell(name: str) -> None:
+        def record_many(name: str) -> None:
             for number in range(1000):
                 writer.record(a_send(f"{name}-{number}"))
 
-        threads = [threading.Thread(target=tell, args=(name,)) for name in "abcd"]
+        threads = [threading.Thread(target=record_many, args=(name,)) for name in "abcd"]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -139,7 +139,7 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
     program = (
         "import sys; from tests.ledger.rows import sends; from twinbus.ledger.writer import LedgerWriter\n"
         "with LedgerWriter(sys.argv[1]) as writer:\n"
-        "    for one in sends(100, pairing=sys.argv[2]): writer.record(one)\n"
+        "    for operation in sends(100, pairing=sys.argv[2]): writer.record(operation)\n"
     )
     processes = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), name]) for name in "abc"]
     assert [process.wait(SECONDS) for process in processes] == [0, 0, 0]
@@ -152,25 +152,22 @@ def test_process_exit_without_close_writes_rows(tmp_path: Path) -> None:
     program = (
         "import sys; from tests.ledger.rows import sends; from twinbus.ledger.writer import LedgerWriter\n"
         "writer = LedgerWriter(sys.argv[1])\n"
-        "for one in sends(100): writer.record(one)\n"
+        "for operation in sends(100): writer.record(operation)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=SECONDS)
     assert len(rows_of(tmp_path)) == 100
-
-
-# ---- a store that takes no files ----
 
 
 def test_record_never_waits_for_hanging_store_and_dropped_rows_are_counted() -> None:
     url = Obstinate.reset()
     with LedgerWriter(url, rotation=Rotation(rows=10), buffer_rows=100) as writer:
         Obstinate.let_go.clear()
-        for one in sends(10):
-            writer.record(one)
+        for operation in sends(10):
+            writer.record(operation)
         assert Obstinate.hangs.wait(SECONDS)
         started = time.monotonic()
-        for one in sends(1000):
-            writer.record(one)
+        for operation in sends(1000):
+            writer.record(operation)
         assert time.monotonic() - started < 5.0
         assert writer.status().waiting_rows == 110
         assert writer.status().dropped_rows == 900
@@ -184,10 +181,9 @@ def test_record_never_waits_for_hanging_store_and_dropped_rows_are_counted() -> 
 def test_rows_are_stored_once_after_store_failure(caplog: pytest.LogCaptureFixture) -> None:
     url = Obstinate.reset()
     with LedgerWriter(url, rotation=QUICK) as writer, caplog.at_level(logging.INFO, "twinbus.ledger"):
-        # A PUT whose answer was lost has arrived nevertheless: trying again must not store it twice.
         Obstinate.error = PermissionError(13, "Permission denied", "secret-url")
-        for one in sends(10):
-            writer.record(one)
+        for operation in sends(10):
+            writer.record(operation)
         flushed = writer.request_flush()
         until(lambda: writer.status().failing is not None)
         assert writer.status().failing == "Permission denied"
@@ -208,32 +204,33 @@ def test_retried_file_keeps_its_name() -> None:
     put = Obstinate.pipe_file
     names: list[str] = []
 
-    def arrives_but_fails_once(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
+    def fail_once_after_storing(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
         put(self, path, value, mode)
         names.append(path)
         if len(names) == 1:
             raise TimeoutError
 
     with LedgerWriter(url, rotation=QUICK) as writer, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Obstinate, "pipe_file", arrives_but_fails_once)
+        patch.setattr(Obstinate, "pipe_file", fail_once_after_storing)
         writer.record(a_send("once"))
         writer.request_flush().result(SECONDS)
+    # A PUT whose answer is lost may have stored the file: the retry must not store it twice.
     assert len(names) == 2
     assert len(set(names)) == 1
     assert message_ids(url) == {"once": 1}
 
 
 def test_folder_is_created_once_possible(tmp_path: Path) -> None:
-    in_the_way = tmp_path / "ledger"
-    in_the_way.write_text("a file")
-    with LedgerWriter(in_the_way, rotation=QUICK) as writer:
-        writer.record(a_send("patient"))
+    ledger = tmp_path / "ledger"
+    ledger.write_text("a file where the folder should be")
+    with LedgerWriter(ledger, rotation=QUICK) as writer:
+        writer.record(a_send("waiting"))
         flushed = writer.request_flush()
         until(lambda: writer.status().failing is not None)
         assert writer.status().failing in ("File exists", "Not a directory")
-        in_the_way.unlink()
+        ledger.unlink()
         flushed.result(SECONDS)
-    assert message_ids(in_the_way) == {"patient": 1}
+    assert message_ids(ledger) == {"waiting": 1}
 
 
 def test_removed_folder_is_created_again(tmp_path: Path) -> None:
@@ -254,8 +251,8 @@ def test_close_ends_at_timeout_and_reports_lost_rows(caplog: pytest.LogCaptureFi
     url = Obstinate.reset()
     writer = LedgerWriter(url)
     Obstinate.error = OSError(28, "No space left on device")
-    for one in sends(10):
-        writer.record(one)
+    for operation in sends(10):
+        writer.record(operation)
     started = time.monotonic()
     writer.close(timeout=0.3)
     assert 0.2 < time.monotonic() - started < 5.0
@@ -325,31 +322,28 @@ def test_close_waits_for_slow_store() -> None:
     url = Obstinate.reset()
     put = Obstinate.pipe_file
 
-    def slowly(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
+    def put_slowly(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
         time.sleep(0.3)
         put(self, path, value, mode)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Obstinate, "pipe_file", slowly)
+        patch.setattr(Obstinate, "pipe_file", put_slowly)
         writer = LedgerWriter(url, rotation=Rotation(rows=10))
-        for one in sends(100):
-            writer.record(one)
+        for operation in sends(100):
+            writer.record(operation)
         writer.close(timeout=0.1)
     assert len(rows_of(url)) == 100
     assert writer.status().dropped_rows == 0
 
 
-# ---- what is not an ordinary row ----
-
-
 def test_row_that_does_not_fit_is_dropped_and_counted(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
-        for one in sends(300):
-            writer.record(one)
+        for operation in sends(300):
+            writer.record(operation)
         writer.record(a_send(bytes=2**63))
         writer.record(a_send("\ud800"))
-        for one in sends(300):
-            writer.record(one)
+        for operation in sends(300):
+            writer.record(operation)
     assert dropped_in(tmp_path) == {DOES_NOT_FIT: 2}
     assert len(rows_of(tmp_path)) == 601
     assert writer.status().dropped_rows == 2
@@ -378,14 +372,14 @@ def test_writer_removes_old_temporary_files_only(tmp_path: Path) -> None:
     folder = tmp_path / "day=2026-11-16"
     folder.mkdir()
     old = folder / temp_name(str(FileName(NOON - 2 * HOUR, "0" * 16, 1, 1)))
-    young = folder / temp_name(str(FileName(NOON - HOUR // 2, "0" * 16, 1, 1)))
+    recent = folder / temp_name(str(FileName(NOON - HOUR // 2, "0" * 16, 1, 1)))
     foreign = folder / ".hidden.tmp"
-    for file in (old, young, foreign):
+    for file in (old, recent, foreign):
         file.write_bytes(b"part of a file")
     with LedgerWriter(tmp_path, now_us=lambda: NOON) as writer:
         writer.record(a_send())
     assert not old.exists()
-    assert young.exists()
+    assert recent.exists()
     assert foreign.exists()
     assert message_ids(tmp_path) == {"m": 1}
 
@@ -418,10 +412,10 @@ def test_forked_child_writes_its_own_rows_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.ledger.forking_process", str(tmp_path)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert finished.returncode == 0, finished.stderr
-    parents, *children = map(int, finished.stdout.split())
-    assert children == [100, 100, 100]
-    times = message_ids(tmp_path)
-    assert set(times.values()) == {1}
-    rows = Counter(str(name).rpartition("-")[0] for name in times)
-    assert rows == {"parent": parents, "child-0": 100, "child-1": 100, "child-2": 100}
-    assert len({path.name.split("-")[1] for path in files_of(tmp_path)}) == 4, "each writes files of its own"
+    parent_rows, *child_rows = map(int, finished.stdout.split())
+    assert child_rows == [100, 100, 100]
+    counts = message_ids(tmp_path)
+    assert set(counts.values()) == {1}
+    rows = Counter(str(name).rpartition("-")[0] for name in counts)
+    assert rows == {"parent": parent_rows, "child-0": 100, "child-1": 100, "child-2": 100}
+    assert len({path.name.split("-")[1] for path in files_of(tmp_path)}) == 4, "each process writes its own files"
