@@ -1,6 +1,6 @@
-"""Writes and compacts until it is killed: `python -m tests.ledger.compacting_process FOLDER NAME`.
+"""Writes and compacts a ledger until killed: `python -m tests.ledger.compacting_process FOLDER NAME`.
 
-Each line it prints is the number of rows that are durable. Its clock makes a day of every round.
+Prints the number of durable rows, one line per round. Its clock advances by a day per round.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Records in a process and in children that are forked meanwhile: `python -m tests.ledger.forking_process FOLDER`.
+"""Records in a process and its forked children: `python -m tests.ledger.forking_process FOLDER`.
 
-Prints how many rows each of them recorded.
+Prints the number of rows that the parent and each child recorded.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ def record(writer: LedgerWriter, name: str) -> None:
 
 def main(folder: str) -> None:
     writer = LedgerWriter(folder, rotation=Rotation(rows=50, flush_seconds=0.0))
-    is_over, number = threading.Event(), 0
+    is_stopping, number = threading.Event(), 0
 
-    def go_on() -> None:
+    def record_in_parent() -> None:
         nonlocal number
-        while not is_over.wait(0.001):
+        while not is_stopping.wait(0.001):
             writer.record(a_send(f"parent-{number}"))
             number += 1
 
-    recording = threading.Thread(target=go_on)
-    recording.start()
+    parent = threading.Thread(target=record_in_parent)
+    parent.start()
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=record, args=(writer, f"child-{child}")) for child in range(CHILDREN)]
     for child in children:
         child.start()
     for child in children:
         child.join()
-    is_over.set()
-    recording.join()
+    is_stopping.set()
+    parent.join()
     writer.close()
     print(number, *(ROWS if child.exitcode == 0 else child.exitcode for child in children))
 

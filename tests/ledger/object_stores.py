@@ -1,4 +1,4 @@
-"""Object stores as real servers on this machine: S3 by moto, Azure Blob Storage by Azurite."""
+"""Runs object store servers on this machine: moto for S3, Azurite for Azure Blob Storage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scripts.node import node_and_npm
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 
-# Its own process: moto changes the libraries of the one it is imported in. It ends with its standard input.
+# Runs in its own process because moto patches libraries on import. Ends when its standard input closes.
 _MOTO = """
 import sys
 from moto.server import ThreadedMotoServer
@@ -35,19 +35,19 @@ _LISTENS = re.compile(rb"listens? on (http://[0-9.]+:[0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class ObjectStoreServer:
-    """A server that runs, with an empty bucket or container."""
+    """A running server with an empty bucket or container."""
 
-    #: Without a slash at the end.
+    #: Without a trailing slash.
     url: str
-    #: For fsspec.
+    #: Storage options for fsspec.
     options: dict[str, Any]
-    #: What must not be printed.
+    #: Must not appear in any output.
     secret: str
 
 
 @contextmanager
 def s3_server() -> Iterator[ObjectStoreServer]:
-    """S3, with the bucket `twinbus`."""
+    """Run S3 with the bucket `twinbus`."""
     with _running([sys.executable, "-c", _MOTO], dict(os.environ)) as endpoint:
         secret = os.urandom(12).hex()
         options = {
@@ -62,13 +62,13 @@ def s3_server() -> Iterator[ObjectStoreServer]:
 
 @contextmanager
 def azure_server(node_modules: Path) -> Iterator[ObjectStoreServer]:
-    """Azure Blob Storage, with the container `twinbus`."""
+    """Run Azure Blob Storage with the container `twinbus`."""
     node, _ = node_and_npm()
     key = base64.b64encode(os.urandom(32)).decode()
     script = node_modules / "azurite" / "dist" / "src" / "blob" / "main.js"
     arguments = ["--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence", "--disableTelemetry"]
     environment = {**os.environ, "AZURITE_ACCOUNTS": f"contoso:{key}"}
-    # The client may speak a later version than the server knows.
+    # The client may use a later API version than the server supports.
     command = [node, str(script), *arguments, "--skipApiVersionCheck"]
     with _running(command, environment) as endpoint:
         text = f"DefaultEndpointsProtocol=http;AccountName=contoso;AccountKey={key};BlobEndpoint={endpoint}/contoso;"
@@ -79,14 +79,14 @@ def azure_server(node_modules: Path) -> Iterator[ObjectStoreServer]:
 
 @contextmanager
 def _running(command: list[str], environment: dict[str, str]) -> Iterator[str]:
-    """The endpoint of a server that says where it listens."""
+    """Run a server; yield the endpoint that it prints."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
     )
     try:
         yield _endpoint(process)
     finally:
-        process.kill()  # all is in memory; Azurite would wait for connections that clients keep
+        process.kill()  # all data is in memory, and Azurite would wait for open connections
         process.wait(STOP_SECONDS)
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
@@ -94,14 +94,15 @@ def _running(command: list[str], environment: dict[str, str]) -> Iterator[str]:
 
 
 def _endpoint(process: subprocess.Popen[bytes]) -> str:
+    """Return the endpoint that the server prints."""
     assert process.stdout is not None
     deadline = time.monotonic() + START_SECONDS
-    said = b""
+    output = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while (found := _LISTENS.search(said)) is None:
-            assert selector.select(max(0.0, deadline - time.monotonic())), f"the server did not start: {said!r}"
-            part = os.read(process.stdout.fileno(), 4096)
-            assert part, f"the server has ended: {said!r}"
-            said += part
-    return found[1].decode()
+        while (match := _LISTENS.search(output)) is None:
+            assert selector.select(max(0.0, deadline - time.monotonic())), f"the server did not start: {output!r}"
+            chunk = os.read(process.stdout.fileno(), 4096)
+            assert chunk, f"the server has ended: {output!r}"
+            output += chunk
+    return match[1].decode()

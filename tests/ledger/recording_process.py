@@ -1,6 +1,6 @@
-"""Records into a ledger until it is killed: `python -m tests.ledger.recording_process FOLDER NAME`.
+"""Records into a ledger until killed: `python -m tests.ledger.recording_process FOLDER NAME`.
 
-Each line it prints is the number of the last row that a flush has declared durable.
+Prints the number of durable rows after each flush.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from twinbus.ledger.writer import LedgerWriter
 
 
 def main(folder: str, name: str) -> None:
-    seeded = random.Random(name)
-    # Telemetry is written as well, so that there are files of both kinds under way when it is killed.
+    rng = random.Random(name)
+    # A low row limit, so that a kill may hit files that are written at the limit as well as files of a flush.
     writer = LedgerWriter(folder, rotation=Rotation(rows=200, flush_seconds=0.0))
     proof = Proof(writer)
     number = 0
     while True:
-        for _ in range(seeded.randrange(1, 400)):
+        for _ in range(rng.randrange(1, 400)):
             proof.record(a_send(f"{name}-{number}"))
             number += 1
         proof.flush()

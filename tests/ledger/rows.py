@@ -1,4 +1,4 @@
-"""Operations for tests, and what became of them."""
+"""Creates operations for tests, and counts them in ledgers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ HOUR = 3_600_000_000
 
 
 def a_send(message_id: str | None = "m", **changes: Any) -> Operation:
-    given: dict[str, Any] = {
+    """Return a send to the primary, with changed fields."""
+    fields: dict[str, Any] = {
         "pairing": "contoso",
         "client": "client-1",
         "namespace": NamespaceRole.PRIMARY,
@@ -32,22 +33,23 @@ def a_send(message_id: str | None = "m", **changes: Any) -> Operation:
         "bytes": 1200,
         "latency_us": 300,
     }
-    return Operation(**{**given, **changes})
+    return Operation(**{**fields, **changes})
 
 
 def sends(count: int, **changes: Any) -> list[Operation]:
+    """Return sends with the message ids m-0, m-1, and so on."""
     return [a_send(f"m-{number}", **changes) for number in range(count)]
 
 
 def message_ids(url: str | os.PathLike[str]) -> Counter[str | None]:
-    """How often each message id is in a ledger in which everything can be read."""
+    """Return how often each message id is in a ledger; fail if a file is unreadable."""
     contents = read_ledger(url)
     assert contents.unreadable == []
     return Counter(contents.table["message_id"].to_pylist())
 
 
 _names = st.text(max_size=20)
-_long = st.integers(-(2**63), 2**63 - 1)
+_int64 = st.integers(-(2**63), 2**63 - 1)
 
 operations = st.builds(
     Operation,
@@ -63,11 +65,11 @@ operations = st.builds(
     message_id=st.none() | st.text(max_size=128),
     destination=st.none() | _names,
     backlog_queue=st.none() | _names,
-    sequence_number=st.none() | _long,
-    delivery_count=st.none() | _long,
+    sequence_number=st.none() | _int64,
+    delivery_count=st.none() | _int64,
     attempt=st.integers(-(2**31), 2**31 - 1),
-    bytes=_long,
-    count=_long,
+    bytes=_int64,
+    count=_int64,
     error=st.none() | _names,
-    latency_us=st.none() | _long,
+    latency_us=st.none() | _int64,
 )

@@ -1,4 +1,4 @@
-"""Stores for tests: the memory of this process, and one that hangs or fails on demand, both by way of fsspec."""
+"""Provides stores for tests: in memory, hanging or failing on demand, and ending the process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ SECONDS = 60.0
 
 
 def memory_url() -> str:
+    """Return the URL of a new ledger in memory."""
     return f"memory://ledger-{uuid.uuid4().hex}"
 
 
 class Obstinate(MemoryFileSystem):
-    """Keeps files in memory, unless told to hang or to fail."""
+    """A file system in memory whose writes hang or fail on demand.
+
+    Writes hang while `let_go` is not set, and raise `error` if it is set. `hangs` is set when a write hangs;
+    `tried` is set when a write is about to end or fail.
+    """
 
     protocol = "obstinate"
     store: ClassVar[dict[str, Any]] = {}
@@ -35,7 +40,7 @@ class Obstinate(MemoryFileSystem):
 
     @classmethod
     def reset(cls) -> str:
-        """A URL that works."""
+        """Reset the behaviour to normal; return the URL of a new ledger."""
         cls.let_go = threading.Event()
         cls.let_go.set()
         cls.hangs = threading.Event()
@@ -58,23 +63,23 @@ fsspec.register_implementation("obstinate", Obstinate, clobber=True)
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 class MortalStore:
-    """A store whose process ends after so many changes of files."""
+    """A store that raises `Killed` after a number of file changes."""
 
     def __init__(self, store: Store, changes: int) -> None:
         self._store = store
-        self._left = changes
+        self._remaining = changes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def _change(self, change: Callable[[], None]) -> None:
-        if self._left == 0:
+        if self._remaining == 0:
             raise Killed
-        self._left -= 1
+        self._remaining -= 1
         change()
 
     def put(self, folder: str, name: str, data: bytes) -> None:
@@ -85,7 +90,7 @@ class MortalStore:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Return when something that happens in another thread has happened."""
+    """Wait until the condition holds, which another thread makes true."""
     deadline = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < deadline

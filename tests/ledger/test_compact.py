@@ -1,4 +1,4 @@
-"""Compaction: few files instead of many, and at every moment every row exactly once."""
+"""Tests that compaction merges files and that readers always see every row exactly once."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TOMORROW = NOON + DAY
 def write(
     url: str | Path, count: int, *, prefix: str = "m", files: int = 1, ts: int = NOON, at: int = NOON
 ) -> set[str]:
-    """Write so many messages into each of so many files; their ids."""
+    """Write `count` messages into each of `files` files; return the message ids."""
     times = count_from(at)
     with LedgerWriter(url, rotation=Rotation(rows=count, flush_seconds=0.0), now_us=lambda: next(times)) as writer:
         ids = [f"{prefix}-{number}" for number in range(count * files)]
         for start in range(0, len(ids), count):
-            for one in ids[start : start + count]:
-                writer.record(a_send(one, ts=ts))
+            for message_id in ids[start : start + count]:
+                writer.record(a_send(message_id, ts=ts))
             writer.request_flush().result(30)
     return set(ids)
 
@@ -44,7 +44,7 @@ def once(ids: set[str]) -> dict[str, int]:
 
 
 def names_of(url: str | Path) -> list[str]:
-    """The files of the day that hold rows."""
+    """Return the files of the day that hold rows."""
     return [name for name in open_store(url).files(TODAY) if name.endswith(".parquet")]
 
 
@@ -57,21 +57,21 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "ledger") if request.param == "folder" else memory_url()
 
 
-def test_small_files_of_a_day_become_one_and_are_removed_a_day_later(ledger: str) -> None:
+def test_compact_merges_small_files_and_removes_them_a_day_later(ledger: str) -> None:
     ids = write(ledger, 10, files=20)
-    done = compact(ledger, now_us=lambda: TOMORROW)
-    assert (done.replaced_files, done.new_files, done.rows, done.removed_files) == (20, 1, 200, 0)
+    result = compact(ledger, now_us=lambda: TOMORROW)
+    assert (result.replaced_files, result.new_files, result.rows, result.removed_files) == (20, 1, 200, 0)
     assert len(names_of(ledger)) == 21
     assert sidecars_of(ledger) == [f"{names_of(ledger)[-1]}.replaces"]
     assert message_ids(ledger) == once(ids)
     assert newest(ledger, 1000).table.num_rows == 200
-    done = compact(ledger, now_us=lambda: TOMORROW + DAY + 1)
-    assert (done.replaced_files, done.new_files, done.removed_files) == (0, 0, 20)
+    result = compact(ledger, now_us=lambda: TOMORROW + DAY + 1)
+    assert (result.replaced_files, result.new_files, result.removed_files) == (0, 0, 20)
     assert len(names_of(ledger)) == 1
     assert message_ids(ledger) == once(ids)
 
 
-def test_a_day_is_left_alone_until_it_is_over_and_settled(ledger: str) -> None:
+def test_compact_skips_days_until_they_are_settled(ledger: str) -> None:
     write(ledger, 1, files=3)
     midnight = NOON + DAY // 2
     for now in (NOON, midnight, midnight + HOUR - 1):
@@ -79,16 +79,16 @@ def test_a_day_is_left_alone_until_it_is_over_and_settled(ledger: str) -> None:
     assert compact(ledger, now_us=lambda: midnight + HOUR).new_files == 1
 
 
-def test_files_get_about_as_many_rows_as_wanted_and_large_ones_stay(tmp_path: Path) -> None:
+def test_compact_reaches_target_rows_and_skips_large_files(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=35) | write(tmp_path, 60, prefix="large", at=NOON + HOUR)
-    done = compact(tmp_path, target_rows=100, now_us=lambda: TOMORROW)
-    assert (done.replaced_files, done.new_files, done.rows) == (35, 4, 350)
+    result = compact(tmp_path, target_rows=100, now_us=lambda: TOMORROW)
+    assert (result.replaced_files, result.new_files, result.rows) == (35, 4, 350)
     compacted = [pq.read_metadata(file).num_rows for file in tmp_path.glob("*/*.compacted.parquet")]
     assert sorted(compacted) == [50, 100, 100, 100]
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_a_compacted_file_is_sorted_by_time(tmp_path: Path) -> None:
+def test_compacted_file_is_sorted_by_time(tmp_path: Path) -> None:
     for number, ts in enumerate([NOON + 5, NOON + 1, NOON + 9]):
         write(tmp_path, 1, prefix=str(ts), ts=ts, at=NOON + number)
     compact(tmp_path, now_us=lambda: TOMORROW)
@@ -96,7 +96,7 @@ def test_a_compacted_file_is_sorted_by_time(tmp_path: Path) -> None:
     assert times == [f"{NOON + 1}-0", f"{NOON + 5}-0", f"{NOON + 9}-0"]
 
 
-def test_rows_that_are_there_twice_are_once_in_a_compacted_file(tmp_path: Path) -> None:
+def test_compact_removes_duplicate_rows(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=3)
     store = open_store(tmp_path)
     first = names_of(tmp_path)[0]
@@ -105,15 +105,15 @@ def test_rows_that_are_there_twice_are_once_in_a_compacted_file(tmp_path: Path) 
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_late_rows_are_compacted_with_what_was_compacted_before(ledger: str) -> None:
+def test_compact_merges_late_rows_into_compacted_file(ledger: str) -> None:
     ids = write(ledger, 10, files=3)
     compact(ledger, now_us=lambda: TOMORROW)
     ids |= write(ledger, 10, prefix="late", at=TOMORROW + 1)
     assert message_ids(ledger) == once(ids)
-    done = compact(ledger, now_us=lambda: TOMORROW + HOUR)
-    assert (done.replaced_files, done.rows) == (2, 40)
+    result = compact(ledger, now_us=lambda: TOMORROW + HOUR)
+    assert (result.replaced_files, result.rows) == (2, 40)
     assert message_ids(ledger) == once(ids)
-    # Whatever of the old files is removed first, none of the others comes to life again.
+    # Removing old files in any order must not make another one live again.
     store = open_store(ledger)
     for name in reversed([name for name in names_of(ledger)[:-1] if ".compacted" in name]):
         store.delete(TODAY, name)
@@ -123,8 +123,8 @@ def test_late_rows_are_compacted_with_what_was_compacted_before(ledger: str) -> 
     assert message_ids(ledger) == once(ids)
 
 
-def test_files_whose_rows_were_compacted_twice_are_still_named(ledger: str) -> None:
-    """Who read them before the first compaction must find out where their rows are."""
+def test_sidecar_lists_files_compacted_twice(ledger: str) -> None:
+    """A reader of the original files must be able to find where their rows are now."""
     write(ledger, 5, files=2)
     first = set(names_of(ledger))
     for day in (0, 2):
@@ -137,27 +137,27 @@ def test_files_whose_rows_were_compacted_twice_are_still_named(ledger: str) -> N
         assert first < set(file.read().decode().splitlines())
 
 
-def test_two_compactions_at_once_do_no_harm(ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_compactions_keep_every_row_once(ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = write(ledger, 10, files=3)
     survey = compacting.survey
     nested: list[Any] = []
 
-    def another_comes_between(store: Any) -> Any:
-        found = survey(store)
+    def survey_with_concurrent_compaction(store: Any) -> Any:
+        files = survey(store)
         if not nested:
             nested.append(None)
             write(ledger, 10, prefix="late", at=NOON + HOUR)
             compact(ledger, now_us=lambda: TOMORROW + 1)
-        return found
+        return files
 
-    monkeypatch.setattr(compacting, "survey", another_comes_between)
+    monkeypatch.setattr(compacting, "survey", survey_with_concurrent_compaction)
     ids |= {f"late-{number}" for number in range(10)}
     compact(ledger, now_us=lambda: TOMORROW)
     assert len([name for name in names_of(ledger) if ".compacted" in name]) == 2
     assert message_ids(ledger) == once(ids)
-    # The void one goes at once, with its sidecar; the other files when their time has come.
-    done = compact(ledger, now_us=lambda: TOMORROW + HOUR)
-    assert done.removed_files == 1
+    # The void file and its sidecar are removed at once, the other files after `keep_seconds`.
+    result = compact(ledger, now_us=lambda: TOMORROW + HOUR)
+    assert result.removed_files == 1
     assert sidecars_of(ledger) == [f"{name}.replaces" for name in names_of(ledger) if ".compacted" in name]
     assert message_ids(ledger) == once(ids)
     compact(ledger, now_us=lambda: TOMORROW + 3 * DAY)
@@ -165,16 +165,16 @@ def test_two_compactions_at_once_do_no_harm(ledger: str, monkeypatch: pytest.Mon
     assert message_ids(ledger) == once(ids)
 
 
-def test_readers_see_every_row_once_while_others_compact_and_write(tmp_path: Path) -> None:
+def test_readers_see_every_row_once_during_compactions_and_writes(tmp_path: Path) -> None:
     ids = write(tmp_path, 5, files=30)
-    stop = threading.Event()
-    wrong: list[object] = []
+    is_stopping = threading.Event()
+    wrong_reads: list[object] = []
 
     def watch() -> None:
-        while not stop.is_set():
-            seen = message_ids(tmp_path)
-            if {one: count for one, count in seen.items() if one in ids} != once(ids) or max(seen.values()) > 1:
-                wrong.append(seen)
+        while not is_stopping.is_set():
+            counts = message_ids(tmp_path)
+            if {key: count for key, count in counts.items() if key in ids} != once(ids) or max(counts.values()) > 1:
+                wrong_reads.append(counts)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -183,25 +183,25 @@ def test_readers_see_every_row_once_while_others_compact_and_write(tmp_path: Pat
             write(tmp_path, 3, prefix=f"more-{round_}", at=TOMORROW + round_ * DAY)
             compact(tmp_path, now_us=lambda round_=round_: TOMORROW + round_ * 2 * DAY)
     finally:
-        stop.set()
+        is_stopping.set()
         watcher.join()
-    assert wrong == []
+    assert wrong_reads == []
 
 
-def test_what_cannot_be_read_is_named_and_stays(tmp_path: Path) -> None:
+def test_compact_reports_and_keeps_unreadable_files(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=3)
-    torn = tmp_path / TODAY / str(FileName(NOON, "f" * 16, 1, 1))
-    torn.write_bytes(b"PAR1 torn")
-    done = compact(tmp_path, now_us=lambda: TOMORROW)
-    assert done.replaced_files == 3
-    assert [one.path for one in done.unreadable] == [f"{TODAY}/{torn.name}"]
+    damaged = tmp_path / TODAY / str(FileName(NOON, "f" * 16, 1, 1))
+    damaged.write_bytes(b"PAR1 damaged")
+    result = compact(tmp_path, now_us=lambda: TOMORROW)
+    assert result.replaced_files == 3
+    assert [file.path for file in result.unreadable] == [f"{TODAY}/{damaged.name}"]
     compact(tmp_path, now_us=lambda: TOMORROW + 2 * DAY)
-    assert torn.exists()
-    torn.unlink()
+    assert damaged.exists()
+    damaged.unlink()
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_damaged_rows_are_found_before_their_file_is_replaced(tmp_path: Path) -> None:
+def test_compact_keeps_files_with_damaged_rows(tmp_path: Path) -> None:
     ids = write(tmp_path, 1000)
     write(tmp_path, 1000, prefix="damaged", at=NOON + 1)
     ids |= write(tmp_path, 1000, prefix="last", at=NOON + 2)
@@ -209,23 +209,23 @@ def test_damaged_rows_are_found_before_their_file_is_replaced(tmp_path: Path) ->
     data = bytearray(damaged.read_bytes())
     data[4:2000] = bytes(1996)
     damaged.write_bytes(data)
-    done = compact(tmp_path, now_us=lambda: TOMORROW)
-    assert (done.replaced_files, done.rows) == (2, 2000)
-    assert [one.path for one in done.unreadable] == [f"{TODAY}/{damaged.name}"]
+    result = compact(tmp_path, now_us=lambda: TOMORROW)
+    assert (result.replaced_files, result.rows) == (2, 2000)
+    assert [file.path for file in result.unreadable] == [f"{TODAY}/{damaged.name}"]
     damaged.unlink()
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+def test_compact_removes_old_temporary_files(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    left = tmp_path / TODAY / temp_name(str(FileName(NOON, "0" * 16, 1, 1)))
-    left.write_bytes(b"half a file")
+    temporary = tmp_path / TODAY / temp_name(str(FileName(NOON, "0" * 16, 1, 1)))
+    temporary.write_bytes(b"half a file")
     assert compact(tmp_path, now_us=lambda: NOON + HOUR).removed_files == 0
     assert compact(tmp_path, now_us=lambda: NOON + HOUR + 1).removed_files == 1
-    assert not left.exists()
+    assert not temporary.exists()
 
 
-def test_a_compaction_that_takes_too_long_gives_up(tmp_path: Path) -> None:
+def test_compact_discards_result_when_it_takes_too_long(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=3)
     later = iter([TOMORROW, TOMORROW + DAY // 2 + 1])
     with pytest.raises(LedgerError, match="compacting day=2026-11-16 took too long"):
@@ -235,7 +235,7 @@ def test_a_compaction_that_takes_too_long_gives_up(tmp_path: Path) -> None:
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_the_sidecar_names_one_replaced_file_per_line(tmp_path: Path) -> None:
+def test_sidecar_lists_one_replaced_file_per_line(tmp_path: Path) -> None:
     write(tmp_path, 10, files=3)
     inputs = names_of(tmp_path)
     compact(tmp_path, now_us=lambda: TOMORROW)
@@ -243,12 +243,12 @@ def test_the_sidecar_names_one_replaced_file_per_line(tmp_path: Path) -> None:
     assert (tmp_path / TODAY / sidecar).read_text() == "".join(f"{name}\n" for name in inputs)
 
 
-def test_a_sidecar_without_its_file_claims_nothing_and_is_removed_when_it_is_old(ledger: str) -> None:
+def test_orphaned_sidecar_has_no_effect_and_is_removed_when_old(ledger: str) -> None:
     ids = write(ledger, 10, files=3)
     orphan = sidecar_name(str(FileName(TOMORROW, "a" * 16, 1, 1, is_compacted=True)))
     open_store(ledger).put(TODAY, orphan, encode_claims(names_of(ledger)))
     assert message_ids(ledger) == once(ids)
-    # Its compacted file may still come.
+    # Its compacted file may still appear.
     assert compact(ledger, now_us=lambda: TOMORROW + DAY).removed_files == 0
     assert orphan in sidecars_of(ledger)
     compact(ledger, now_us=lambda: TOMORROW + DAY + 1)
@@ -256,39 +256,39 @@ def test_a_sidecar_without_its_file_claims_nothing_and_is_removed_when_it_is_old
     assert message_ids(ledger) == once(ids)
 
 
-def test_a_compacted_file_without_its_sidecar_claims_nothing(ledger: str) -> None:
+def test_compacted_file_without_sidecar_replaces_nothing(ledger: str) -> None:
     ids = write(ledger, 10, files=3)
     compact(ledger, now_us=lambda: TOMORROW)
     open_store(ledger).delete(TODAY, sidecars_of(ledger)[0])
     assert message_ids(ledger) == dict.fromkeys(ids, 2)
-    # The next compaction sees the same rows in both, and keeps them once.
+    # The next compaction reads the same rows from both, and keeps them once.
     assert compact(ledger, now_us=lambda: TOMORROW + HOUR).rows == 30
     assert message_ids(ledger) == once(ids)
 
 
-def test_files_are_kept_while_the_one_that_replaces_them_cannot_be_read(tmp_path: Path) -> None:
+def test_replaced_files_are_kept_while_compacted_file_is_unreadable(tmp_path: Path) -> None:
     ids = write(tmp_path, 10, files=3)
     compact(tmp_path, now_us=lambda: TOMORROW)
-    (whole,) = (tmp_path / TODAY).glob("*.compacted.parquet")
-    whole.write_bytes(b"torn")
+    (compacted,) = (tmp_path / TODAY).glob("*.compacted.parquet")
+    compacted.write_bytes(b"torn")
     for days in (2, 4):
-        done = compact(tmp_path, now_us=lambda days=days: TOMORROW + days * DAY)
-        assert (done.removed_files, done.unreadable) == (
+        result = compact(tmp_path, now_us=lambda days=days: TOMORROW + days * DAY)
+        assert (result.removed_files, result.unreadable) == (
             0,
-            [UnreadableFile(f"{TODAY}/{whole.name}", "corrupt: ArrowInvalid")],
+            [UnreadableFile(f"{TODAY}/{compacted.name}", "corrupt: ArrowInvalid")],
         )
-    whole.unlink()
+    compacted.unlink()
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_a_compaction_that_ends_after_any_change_leaves_every_row_once(
+def test_compact_interrupted_after_any_change_keeps_every_row_once(
     ledger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = compacting.open_store
+    open_real_store = compacting.open_store
     for changes in count_from():
         monkeypatch.undo()
         url = f"{ledger}/{changes}"
-        # Files to merge, a compacted one that was replaced by another, and a sidecar that was left behind.
+        # Files to merge, a compacted file that another one replaced, and an orphaned sidecar.
         ids = write(url, 2, files=3)
         compact(url, now_us=lambda: TOMORROW)
         ids |= write(url, 2, prefix="late", at=TOMORROW + 1)
@@ -296,8 +296,9 @@ def test_a_compaction_that_ends_after_any_change_leaves_every_row_once(
         ids |= write(url, 2, prefix="later", files=2, at=TOMORROW + DAY)
         orphan = sidecar_name(str(FileName(NOON, "a" * 16, 1, 1, is_compacted=True)))
         open_store(url).put(TODAY, orphan, encode_claims(names_of(url)))
-        left = changes
-        monkeypatch.setattr(compacting, "open_store", lambda *given, left=left: MortalStore(opened(*given), left))
+        monkeypatch.setattr(
+            compacting, "open_store", lambda *args, changes=changes: MortalStore(open_real_store(*args), changes)
+        )
         try:
             compact(url, now_us=lambda: TOMORROW + 3 * DAY)
         except Killed:
@@ -309,27 +310,27 @@ def test_a_compaction_that_ends_after_any_change_leaves_every_row_once(
             assert len(names_of(url)) == len(sidecars_of(url)) == 1
         else:
             break
-    assert changes == 9  # five files, a sidecar of one of them, the one that was left behind, and two new ones
+    assert changes == 9  # removes five files, a sidecar and the orphaned sidecar; writes a file and its sidecar
 
 
-def test_a_reader_starts_again_when_files_vanish_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_retries_when_files_are_compacted_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = write(tmp_path, 10, files=3)
-    opened = LocalStore.open
+    real_open = LocalStore.open
     calls = 0
 
-    def compacted_meanwhile(self: LocalStore, folder: str, name: str) -> Any:
+    def open_after_compaction(self: LocalStore, folder: str, name: str) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2:
             compact(tmp_path, now_us=lambda: TOMORROW)
             compact(tmp_path, now_us=lambda: TOMORROW + 2 * DAY)
-        return opened(self, folder, name)
+        return real_open(self, folder, name)
 
-    monkeypatch.setattr(LocalStore, "open", compacted_meanwhile)
+    monkeypatch.setattr(LocalStore, "open", open_after_compaction)
     assert message_ids(tmp_path) == once(ids)
 
 
-def test_bad_settings_are_refused(tmp_path: Path) -> None:
+def test_compact_rejects_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="settle_seconds must be at least 0, not -1"):
         compact(tmp_path, settle_seconds=-1)
     with pytest.raises(ValueError, match="keep_seconds must be more than 0, not 0"):

@@ -1,4 +1,4 @@
-"""Days that are removed on purpose, and the marker that says so."""
+"""Tests the removal of old days and the marker of expired days."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def days_ago(days: int) -> date:
 
 
 def write(url: str | Path, *days: int) -> None:
-    """Two files in each of the days, counted back from today."""
+    """Write two files for each day, counted back from today."""
     for number in range(2):
         with LedgerWriter(url, now_us=lambda: NOON) as writer:
             for day in days:
@@ -45,6 +45,7 @@ def write(url: str | Path, *days: int) -> None:
 
 
 def days_of(url: str | Path) -> set[int]:
+    """Return the days that have rows, counted back from today."""
     return {int(str(name).partition("-")[0]) for name in message_ids(url)}
 
 
@@ -53,19 +54,19 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "ledger") if request.param == "folder" else memory_url()
 
 
-def test_days_before_the_given_one_are_removed_oldest_first(ledger: str) -> None:
+def test_expire_removes_earlier_days_oldest_first(ledger: str) -> None:
     write(ledger, 0, 1, 2, 3, 4)
-    done = expire(ledger, days_ago(2), now_us=lambda: NOON)
-    assert [(day.day, day.files) for day in done.days] == [(days_ago(4), 2), (days_ago(3), 2)]
-    assert (done.before, done.files) == (days_ago(2), 4)
-    assert done.bytes == sum(day.bytes for day in done.days) > 4000
+    result = expire(ledger, days_ago(2), now_us=lambda: NOON)
+    assert [(day.day, day.files) for day in result.days] == [(days_ago(4), 2), (days_ago(3), 2)]
+    assert (result.before, result.files) == (days_ago(2), 4)
+    assert result.bytes == sum(day.bytes for day in result.days) > 4000
     assert days_of(ledger) == {0, 1, 2}
     with open_store(ledger).open("", MARKER) as file:
         assert json.loads(file.read()) == {"before": "2026-11-14"}
     assert expire(ledger, days_ago(2), now_us=lambda: NOON).days == []
 
 
-def test_an_emptied_folder_is_removed_and_foreign_files_stay(tmp_path: Path) -> None:
+def test_expire_removes_empty_folders_and_keeps_foreign_files(tmp_path: Path) -> None:
     write(tmp_path, 3, 4)
     (tmp_path / "day=2026-11-13" / "note.txt").write_text("keep")
     expire(tmp_path, days_ago(1), now_us=lambda: NOON)
@@ -73,36 +74,36 @@ def test_an_emptied_folder_is_removed_and_foreign_files_stay(tmp_path: Path) -> 
     assert (tmp_path / "day=2026-11-13" / "note.txt").read_text() == "keep"
 
 
-def test_compacted_files_sidecars_and_old_temporaries_are_removed(tmp_path: Path) -> None:
+def test_expire_removes_compacted_files_sidecars_and_old_temporary_files(tmp_path: Path) -> None:
     write(tmp_path, 3)
     compact(tmp_path, now_us=lambda: NOON)
     folder = tmp_path / "day=2026-11-13"
-    old, young = (temp_name(str(FileName(at, "0" * 16, 1, 1))) for at in (NOON - DAY, NOON))
+    old, recent = (temp_name(str(FileName(at, "0" * 16, 1, 1))) for at in (NOON - DAY, NOON))
     (folder / old).write_bytes(b"half")
-    (folder / young).write_bytes(b"half")
+    (folder / recent).write_bytes(b"half")
     assert expire(tmp_path, days_ago(1), now_us=lambda: NOON).files == 5
-    assert os.listdir(folder) == [young]
+    assert os.listdir(folder) == [recent]
 
 
-def test_a_dry_run_changes_nothing(ledger: str) -> None:
+def test_expire_dry_run_changes_nothing(ledger: str) -> None:
     write(ledger, 0, 3)
-    done = expire(ledger, days_ago(1), dry_run=True, now_us=lambda: NOON)
-    assert [(day.day, day.files) for day in done.days] == [(days_ago(3), 2)]
+    result = expire(ledger, days_ago(1), dry_run=True, now_us=lambda: NOON)
+    assert [(day.day, day.files) for day in result.days] == [(days_ago(3), 2)]
     assert days_of(ledger) == {0, 3}
     assert expired_before(open_store(ledger)) is None
 
 
-def test_the_marker_is_never_moved_back(ledger: str) -> None:
+def test_marker_never_moves_back(ledger: str) -> None:
     write(ledger, 0, 8, 9)
     expire(ledger, days_ago(2), now_us=lambda: NOON)
     write(ledger, 3, 9)  # late
-    done = expire(ledger, days_ago(5), now_us=lambda: NOON)
-    assert (done.before, [day.day for day in done.days]) == (days_ago(2), [days_ago(9)])
+    result = expire(ledger, days_ago(5), now_us=lambda: NOON)
+    assert (result.before, [day.day for day in result.days]) == (days_ago(2), [days_ago(9)])
     assert expired_before(open_store(ledger)) == days_ago(2)
     assert days_of(ledger) == {0, 3}
 
 
-def test_late_rows_of_expired_days_are_stored_and_not_compacted(ledger: str) -> None:
+def test_late_rows_of_expired_days_are_stored_but_not_compacted(ledger: str) -> None:
     write(ledger, 0, 3)
     expire(ledger, days_ago(1), now_us=lambda: NOON)
     write(ledger, 3)
@@ -111,7 +112,7 @@ def test_late_rows_of_expired_days_are_stored_and_not_compacted(ledger: str) -> 
     assert read_ledger(ledger).unreadable == []
 
 
-def test_recent_days_are_refused(tmp_path: Path) -> None:
+def test_expire_rejects_recent_days(tmp_path: Path) -> None:
     write(tmp_path, 0, 1, 2)
     with pytest.raises(ValueError, match="before must be at most 2026-11-15, which is yesterday in UTC"):
         expire(tmp_path, TODAY, now_us=lambda: NOON)
@@ -128,12 +129,12 @@ def test_recent_days_are_refused(tmp_path: Path) -> None:
 
 
 @given(st.dates())
-def test_a_marker_can_be_read_back(day: date) -> None:
+def test_marker_round_trips(day: date) -> None:
     assert decode_marker(encode_marker(day)) == day
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"before": 7}', b'{"before": "20261101"}'])
-def test_a_damaged_marker_is_named_and_nothing_is_removed(content: bytes, tmp_path: Path) -> None:
+def test_damaged_marker_raises_and_removes_nothing(content: bytes, tmp_path: Path) -> None:
     write(tmp_path, 0, 3)
     (tmp_path / MARKER).write_bytes(content)
     for work in (lambda: expire(tmp_path, days_ago(1), now_us=lambda: NOON), lambda: compact(tmp_path)):
@@ -143,22 +144,21 @@ def test_a_damaged_marker_is_named_and_nothing_is_removed(content: bytes, tmp_pa
 
 
 @pytest.mark.parametrize("text", ["", "2026-11", "20261116", "2026-13-01", "2026-W01-1", "yesterday"])
-def test_a_day_is_written_in_one_way(text: str) -> None:
+def test_parse_day_accepts_only_one_format(text: str) -> None:
     with pytest.raises(ValueError, match="before must be a day such as 2026-11-16, not "):
         parse_day(text)
     assert parse_day("2026-11-16") == TODAY
 
 
-def test_an_expiry_that_ends_after_any_change_is_finished_by_the_next(
-    ledger: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = expiry.open_store
+def test_expire_finishes_expiry_interrupted_after_any_change(ledger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_real_store = expiry.open_store
     for changes in count_from():
         url = f"{ledger}/{changes}"
         write(url, 0, 2, 3)
         compact(url, now_us=lambda: NOON)
-        left = changes
-        monkeypatch.setattr(expiry, "open_store", lambda *given, left=left: MortalStore(opened(*given), left))
+        monkeypatch.setattr(
+            expiry, "open_store", lambda *args, changes=changes: MortalStore(open_real_store(*args), changes)
+        )
         try:
             expire(url, days_ago(1), now_us=lambda: NOON)
         except Killed:
@@ -168,18 +168,18 @@ def test_an_expiry_that_ends_after_any_change_is_finished_by_the_next(
         finally:
             monkeypatch.undo()
         store = open_store(url)
-        # Nothing is removed that is not said to be; no row is seen twice.
+        # Days are only removed after the marker says so, and no row is seen twice.
         assert (days_of(url) == {0, 2, 3}) if changes == 0 else expired_before(store) == days_ago(1)
         assert max(message_ids(url).values()) == 1
         expire(url, days_ago(1), now_us=lambda: NOON)
         assert days_of(url) == {0}
         assert [store.files(folder) for folder in store.folders() if folder < "day=2026-11-15"] in ([], [[], []])
-    assert changes == 9  # the marker, and two days of two files, a compacted one and its sidecar
+    assert changes == 9  # the marker, and for each of two days two files, a compacted file and its sidecar
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_an_expiry_that_is_killed_is_finished_by_the_next(seed: int, tmp_path: Path) -> None:
+def test_expire_finishes_killed_expiry(seed: int, tmp_path: Path) -> None:
     write(tmp_path, 0, *range(2, 40))
     work = f"expire({str(tmp_path)!r}, date(2026, 11, 15), now_us=lambda: {NOON})"
     script = f"from datetime import date; from twinbus.ledger.expiry import expire; print(flush=True); {work}"

@@ -1,4 +1,4 @@
-"""A full disk: senders go on, the syphon is told, and when there is room again the ledger says what is missing."""
+"""Tests a ledger on a full disk: senders continue, flushes fail, and dropped rows are counted later."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ DISK_BYTES = 1 << 20
 
 
 class SmallDisk:
-    """A small file system of its own that another file fills."""
+    """A small mounted file system that a file can fill."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         size = f"size={DISK_BYTES}"
         if shutil.which("mount") is None:
-            pytest.skip("there is no mount here")
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], capture_output=True)
-        if mounted.returncode != 0:
-            pytest.skip("file systems cannot be mounted here")
+            pytest.skip("needs the command mount")
+        mount = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], capture_output=True)
+        if mount.returncode != 0:
+            pytest.skip("needs permission to mount file systems")
 
     def fill(self) -> None:
         with (self.folder / "filler").open("ab", buffering=0) as file:
@@ -55,30 +55,30 @@ class SmallDisk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    made = SmallDisk(tmp_path)
+    small_disk = SmallDisk(tmp_path)
     try:
-        yield made
+        yield small_disk
     finally:
-        made.close()
+        small_disk.close()
 
 
-def test_a_full_disk_costs_telemetry_rows_which_are_counted_and_nothing_else(disk: SmallDisk) -> None:
+def test_full_disk_only_drops_rows_and_counts_them(disk: SmallDisk) -> None:
     ledger = disk.folder / "ledger"
     with LedgerWriter(ledger, rotation=Rotation(rows=100, flush_seconds=0.0), buffer_rows=1000) as writer:
         before = sends(100)
-        for one in before:
-            writer.record(one)
+        for operation in before:
+            writer.record(operation)
         writer.request_flush().result(SECONDS)
         disk.fill()
         started = time.monotonic()
-        for one in sends(5000):
-            writer.record(one)
+        for operation in sends(5000):
+            writer.record(operation)
         assert time.monotonic() - started < 10.0
         until(lambda: writer.status().failing is not None)
         status = writer.status()
         assert status.failing == "No space left on device"
         assert status.dropped_rows > 0
-        # What could not be written is not left lying about, in the way of others.
+        # Incomplete files do not take up space.
         assert [file for file in ledger.glob("*/.*") if file.stat().st_size] == []
         disk.free()
         writer.request_flush().result(SECONDS)
@@ -89,22 +89,22 @@ def test_a_full_disk_costs_telemetry_rows_which_are_counted_and_nothing_else(dis
     rows = list(to_operations(contents.table))
     assert contents.unreadable == []
     assert sum(row.count for row in rows if row.operation is OperationKind.DROPPED) == dropped
-    kept = [row for row in rows if row.operation is not OperationKind.DROPPED]
-    assert len(kept) + dropped == 100 + 5000 + 1
+    stored = [row for row in rows if row.operation is not OperationKind.DROPPED]
+    assert len(stored) + dropped == 100 + 5000 + 1
     assert len({row.op_id for row in rows}) == len(rows)
-    assert kept[:100] == before
-    assert kept[-1].message_id == "after"
+    assert stored[:100] == before
+    assert stored[-1].message_id == "after"
 
 
-def test_a_full_disk_fails_a_flush_and_room_lets_it_succeed(disk: SmallDisk) -> None:
+def test_flush_fails_on_full_disk_and_succeeds_with_free_space(disk: SmallDisk) -> None:
     ledger = disk.folder / "ledger"
     with LedgerWriter(ledger, rotation=Rotation(flush_seconds=0.0)) as writer:
         proof = Proof(writer, deadline=0.5)
         proof.record(a_send("before"))
         proof.flush()
         disk.fill()
-        for one in sends(200):
-            proof.record(one)
+        for operation in sends(200):
+            proof.record(operation)
         with pytest.raises(NotDurableError, match=r"not durable after 0\.5 s: No space left on device"):
             proof.flush()
         disk.free()

@@ -1,4 +1,4 @@
-"""A writer or a compaction that is killed: what was durable is there once, and no one sees a part of a file."""
+"""Tests killed writers and compactions: durable rows exist once, and readers see no incomplete file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Recording:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            # Half a line may be the last thing it says.
+            # The last line may be incomplete.
             if line.endswith("\n"):
                 self.durable = int(line)
                 self.has_begun.set()
@@ -59,62 +59,62 @@ def temporaries(folder: Path) -> list[Path]:
     return [file for file in folder.glob("*/.*") if parse_temp(file.name)]
 
 
-def is_whole(file: Path) -> bool:
+def is_readable(file: Path) -> bool:
     return pq.read_table(file, partitioning=None).num_rows > 0
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_what_was_declared_durable_survives_a_kill_and_no_torn_file_is_seen(seed: int, tmp_path: Path) -> None:
-    seeded = random.Random(seed)
+def test_durable_rows_survive_kill_without_incomplete_files(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
     processes = [Recording(tmp_path, f"writer-{seed}-{number}") for number in range(2)]
     for process in processes:
         assert process.has_begun.wait(SECONDS)
     for process in processes:
-        time.sleep(seeded.uniform(0, 0.3))  # the moment of the kill
+        time.sleep(rng.uniform(0, 0.3))  # a random time of the kill
         process.kill()
-    found = message_ids(tmp_path)
+    counts = message_ids(tmp_path)
     for process in processes:
         assert process.durable > 0
-        lost = [number for number in range(process.durable) if f"{process.name}-{number}" not in found]
+        lost = [number for number in range(process.durable) if f"{process.name}-{number}" not in counts]
         assert lost == []
-    assert max(found.values()) == 1
+    assert max(counts.values()) == 1
     visible = [file for file in tmp_path.glob("*/*") if not file.name.startswith(".")]
-    assert all(is_whole(file) for file in visible)
+    assert all(is_readable(file) for file in visible)
 
 
-def test_leftovers_of_a_killed_writer_are_ignored_and_removed_in_the_end(tmp_path: Path) -> None:
-    # Whether a kill hits a write is luck: the file may be whole a moment after it was seen.
+def test_temporary_files_of_killed_writer_are_ignored_and_later_removed(tmp_path: Path) -> None:
+    # A kill hits a write only by chance: the file may be complete before the kill.
     for attempt in range(30):
         process = Recording(tmp_path, f"writer-{attempt}")
         until(lambda: any(temporaries(tmp_path)))
         process.kill()
-        left = temporaries(tmp_path)
-        if left:
+        remaining = temporaries(tmp_path)
+        if remaining:
             break
     else:
         pytest.skip("no kill hit a write")
     assert read_ledger(tmp_path).unreadable == []
-    later = parse_temp(left[0].name)
-    assert later is not None
-    with LedgerWriter(tmp_path, now_us=lambda: later.written_us + 2 * HOUR) as writer:
+    name = parse_temp(remaining[0].name)
+    assert name is not None
+    with LedgerWriter(tmp_path, now_us=lambda: name.written_us + 2 * HOUR) as writer:
         writer.record(a_send("later"))
-    assert not left[0].exists()
-    compact(tmp_path, now_us=lambda: later.written_us + 2 * DAY)
+    assert not remaining[0].exists()
+    compact(tmp_path, now_us=lambda: name.written_us + 2 * DAY)
     assert message_ids(tmp_path)["later"] == 1
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_every_row_is_there_once_after_a_compaction_was_killed(seed: int, tmp_path: Path) -> None:
+def test_killed_compaction_keeps_every_row_once(seed: int, tmp_path: Path) -> None:
     process = Recording(tmp_path, "m", "compacting_process")
     assert process.has_begun.wait(SECONDS)
-    time.sleep(random.Random(seed).uniform(0, 1.0))  # the moment of the kill
+    time.sleep(random.Random(seed).uniform(0, 1.0))  # a random time of the kill
     process.kill()
-    found = message_ids(tmp_path)
-    assert [number for number in range(process.durable) if f"m-{number}" not in found] == []
-    assert max(found.values()) == 1
-    later = max(parsed.written_us for file in tmp_path.glob("*/*.parquet") if (parsed := FileName.parse(file.name)))
+    counts = message_ids(tmp_path)
+    assert [number for number in range(process.durable) if f"m-{number}" not in counts] == []
+    assert max(counts.values()) == 1
+    last_us = max(parsed.written_us for file in tmp_path.glob("*/*.parquet") if (parsed := FileName.parse(file.name)))
     for days in (3, 6, 9):
-        compact(tmp_path, now_us=lambda days=days: later + days * DAY)
-    assert message_ids(tmp_path) == found
-    # One file, its sidecar, and nothing that the process left behind.
+        compact(tmp_path, now_us=lambda days=days: last_us + days * DAY)
+    assert message_ids(tmp_path) == counts
+    # Only a compacted file and its sidecar remain.
     assert len(list(tmp_path.glob("*/*"))) == 2

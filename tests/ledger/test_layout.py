@@ -1,4 +1,4 @@
-"""Where files lie, what they are called, and which of them count."""
+"""Tests the names of files and folders, and the selection of files to read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from twinbus.ledger.layout import (
 )
 
 
-def test_a_name_has_time_writer_process_and_number() -> None:
+def test_file_name_contains_time_writer_process_and_number() -> None:
     name = FileName(NOON + 123456, "5f0c9a1b2d3e4f60", 4711, 12)
     assert str(name) == "20261116T120000.123456Z-5f0c9a1b2d3e4f60-4711-12.parquet"
     compacted = FileName(NOON, "5f0c9a1b2d3e4f60", 4711, 12, is_compacted=True)
@@ -42,7 +42,7 @@ def test_a_name_has_time_writer_process_and_number() -> None:
     st.integers(0, 2**32),
     st.booleans(),
 )
-def test_a_name_can_be_read_back(at: int, writer: str, pid: int, number: int, is_compacted: bool) -> None:
+def test_file_name_round_trips(at: int, writer: str, pid: int, number: int, is_compacted: bool) -> None:
     name = FileName(at, writer, pid, number, is_compacted)
     assert FileName.parse(str(name)) == name
     assert parse_temp(temp_name(str(name))) == name
@@ -58,17 +58,17 @@ def test_a_name_can_be_read_back(at: int, writer: str, pid: int, number: int, is
 
 
 @given(st.sets(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1)))
-def test_claims_can_be_read_back(names: set[str]) -> None:
+def test_claims_round_trip(names: set[str]) -> None:
     assert set(decode_claims(encode_claims(names))) == names
 
 
 @given(st.binary())
-def test_any_content_of_a_sidecar_can_be_read(content: bytes) -> None:
+def test_decode_claims_accepts_any_bytes(content: bytes) -> None:
     assert "" not in decode_claims(content)
 
 
 @given(st.integers(0, END_OF_TIME_US - 1), st.integers(0, END_OF_TIME_US - 1))
-def test_names_sort_by_time(first: int, second: int) -> None:
+def test_file_names_sort_by_time(first: int, second: int) -> None:
     writer = "0" * 16
     assert (str(FileName(first, writer, 1, 1)) < str(FileName(second, writer, 1, 1))) == (first < second)
 
@@ -85,7 +85,7 @@ def test_names_sort_by_time(first: int, second: int) -> None:
         "\N{FULLWIDTH DIGIT TWO}0261116T120000.123456Z-5f0c9a1b2d3e4f60-4711-12.parquet",
     ],
 )
-def test_other_names_are_not_the_ledgers(name: str) -> None:
+def test_parse_rejects_foreign_file_names(name: str) -> None:
     assert FileName.parse(name) is None
 
 
@@ -99,7 +99,7 @@ def test_other_names_are_not_the_ledgers(name: str) -> None:
         (END_OF_TIME_US - 1, "day=9999-12-31"),
     ],
 )
-def test_a_row_lies_in_the_folder_of_its_day_in_utc(ts: int, folder: str) -> None:
+def test_folder_of_row_is_its_utc_day(ts: int, folder: str) -> None:
     assert folder_of(ts) == folder
     day = day_of(folder)
     assert day is not None
@@ -107,47 +107,47 @@ def test_a_row_lies_in_the_folder_of_its_day_in_utc(ts: int, folder: str) -> Non
 
 
 @pytest.mark.parametrize("folder", ["", "day=", "day=2026-13-01", "day=2026-1-1", "hour=3", "_spark_metadata"])
-def test_other_folders_are_not_the_ledgers(folder: str) -> None:
+def test_day_of_rejects_foreign_folders(folder: str) -> None:
     assert day_of(folder) is None
 
 
-def test_without_compacted_files_all_count() -> None:
+def test_select_without_compacted_files_reads_all() -> None:
     assert select(["b", "a"], {}) == Selection(live=["a", "b"])
 
 
-def test_a_compacted_file_replaces_those_it_names_at_once() -> None:
+def test_select_skips_files_replaced_by_compacted_file() -> None:
     assert select(["a", "b", "c", "x"], {"x": ["a", "b", "gone"]}) == Selection(
         live=["c", "x"], replaced={"a": "x", "b": "x"}
     )
 
 
-def test_of_two_that_claim_the_same_file_the_earlier_by_name_counts() -> None:
-    found = select(["a", "b", "c", "x", "y"], {"x": ["a", "b"], "y": ["b", "c"]})
-    assert found == Selection(live=["c", "x"], replaced={"a": "x", "b": "x"}, void=["y"])
+def test_select_prefers_first_name_of_conflicting_compacted_files() -> None:
+    selection = select(["a", "b", "c", "x", "y"], {"x": ["a", "b"], "y": ["b", "c"]})
+    assert selection == Selection(live=["c", "x"], replaced={"a": "x", "b": "x"}, void=["y"])
 
 
-def test_a_compacted_file_can_be_compacted_again() -> None:
-    found = select(["a", "b", "c", "x", "y"], {"x": ["a", "b"], "y": ["a", "b", "c", "x"]})
-    assert found == Selection(live=["y"], replaced={"a": "y", "b": "y", "c": "y", "x": "y"})
+def test_select_accepts_compacted_file_that_replaces_another() -> None:
+    selection = select(["a", "b", "c", "x", "y"], {"x": ["a", "b"], "y": ["a", "b", "c", "x"]})
+    assert selection == Selection(live=["y"], replaced={"a": "y", "b": "y", "c": "y", "x": "y"})
 
 
 KEEP = 100
 
 
 class Survey(NamedTuple):
-    """What a compaction has seen: when, when by its own clock, and which files."""
+    """The files that a compaction saw, with the real time and the time of its own clock."""
 
-    really: int
-    at: int
-    selected: Selection
+    real_time: int
+    local_time: int
+    selection: Selection
     orphans: list[str]
 
 
 class Compactors(RuleBasedStateMachine):
-    """Compactions at the same time, on clocks that differ, each at its own pace: every row counts exactly once."""
+    """Runs concurrent compactions with differing clocks and speeds: every row must count exactly once."""
 
     surveys = Bundle("surveys")
-    begun = Bundle("begun")
+    started = Bundle("started")
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,15 +155,16 @@ class Compactors(RuleBasedStateMachine):
         self.number = 0
         self.files: dict[str, set[int]] = {}
         self.sidecars: dict[str, set[str]] = {}
-        self.made: set[str] = set()
+        self.compacted: set[str] = set()
         self.rows = 0
 
-    def _name(self, at: int) -> str:
+    def _name(self, time: int) -> str:
         self.number += 1
-        return f"{at:09}-{self.number:06}"
+        return f"{time:09}-{self.number:06}"
 
-    def _selected(self) -> Selection:
-        return select(self.files, {name: self.sidecars.get(name, set()) for name in self.files if name in self.made})
+    def _selection(self) -> Selection:
+        compacted = [name for name in self.files if name in self.compacted]
+        return select(self.files, {name: self.sidecars.get(name, set()) for name in compacted})
 
     @rule(count=st.integers(1, 3))
     def write(self, count: int) -> None:
@@ -176,51 +177,52 @@ class Compactors(RuleBasedStateMachine):
         self.now += seconds
 
     @rule(target=surveys, skew=st.integers(-KEEP // 10, KEEP // 10))
-    def look(self, skew: int) -> Survey:
+    def survey(self, skew: int) -> Survey:
         orphans = [name for name in self.sidecars if name not in self.files]
-        return Survey(self.now, max(0, self.now + skew), self._selected(), orphans)
+        return Survey(self.now, max(0, self.now + skew), self._selection(), orphans)
 
     @rule(target=surveys, survey=surveys, data=st.data())
-    def sweep(self, survey: Survey, data: st.DataObject) -> object:
-        """It may be killed on the way. What is done with a survey is done soon: one that takes too long gives up."""
-        if self.now - survey.really > KEEP // 2:
+    def remove_old_files(self, survey: Survey, data: st.DataObject) -> object:
+        """Remove old files; may be killed after any step. Gives up if the survey is too old."""
+        if self.now - survey.real_time > KEEP // 2:
             return multiple()
-        old = [name for name, by in survey.selected.replaced.items() if int(by[:9]) < survey.at - KEEP]
-        orphans = [name for name in survey.orphans if int(name[:9]) < survey.at - KEEP]
-        steps = [(self.files, name) for name in survey.selected.void]
-        # Of replaced files any may be gone.
+        old = [name for name, by in survey.selection.replaced.items() if int(by[:9]) < survey.local_time - KEEP]
+        orphans = [name for name in survey.orphans if int(name[:9]) < survey.local_time - KEEP]
+        steps = [(self.files, name) for name in survey.selection.void]
+        # Replaced files may be removed in any order.
         for name in data.draw(st.sets(st.sampled_from(old))) if old else ():
             steps.append((self.files, name))
         steps = [step for files, name in steps for step in ((files, name), (self.sidecars, name))]
         steps += [(self.sidecars, name) for name in orphans]
-        for held, name in steps[: data.draw(st.integers(0, len(steps)))]:
-            held.pop(name, None)
+        for names, name in steps[: data.draw(st.integers(0, len(steps)))]:
+            names.pop(name, None)
             self.every_row_counts_exactly_once()
         return survey
 
-    @rule(target=begun, survey=surveys, data=st.data())
-    def begin(self, survey: Survey, data: st.DataObject) -> object:
-        """Read the inputs and write the sidecar. If nothing follows, the compaction was killed."""
-        live = survey.selected.live
+    @rule(target=started, survey=surveys, data=st.data())
+    def start_compaction(self, survey: Survey, data: st.DataObject) -> object:
+        """Read the inputs and write the sidecar. If the file is never published, the compaction was killed."""
+        live = survey.selection.live
         inputs = data.draw(st.sets(st.sampled_from(live), min_size=2)) if len(live) > 1 else set()
-        if not inputs or self.now - survey.really > KEEP // 2 or not inputs <= set(self.files):
+        if not inputs or self.now - survey.real_time > KEEP // 2 or not inputs <= set(self.files):
             return multiple()
-        name = self._name(survey.at)
-        covered = {one for one, by in survey.selected.replaced.items() if by in inputs}
-        self.sidecars[name] = inputs | covered
-        return survey.really, name, set.union(*(self.files[one] for one in inputs))
+        name = self._name(survey.local_time)
+        inherited = {replaced for replaced, by in survey.selection.replaced.items() if by in inputs}
+        self.sidecars[name] = inputs | inherited
+        return survey.real_time, name, set.union(*(self.files[source] for source in inputs))
 
-    @rule(begun=consumes(begun))
-    def publish(self, begun: tuple[int, str, set[int]]) -> None:
-        really, name, rows = begun
-        if self.now - really <= KEEP // 2:
+    @rule(compaction=consumes(started))
+    def publish(self, compaction: tuple[int, str, set[int]]) -> None:
+        """Write the compacted file, unless the compaction took too long."""
+        real_time, name, rows = compaction
+        if self.now - real_time <= KEEP // 2:
             self.files[name] = rows
-            self.made.add(name)
+            self.compacted.add(name)
 
     @invariant()
     def every_row_counts_exactly_once(self) -> None:
-        seen = [row for name in self._selected().live for row in self.files[name]]
-        assert sorted(seen) == list(range(self.rows))
+        live_rows = [row for name in self._selection().live for row in self.files[name]]
+        assert sorted(live_rows) == list(range(self.rows))
 
 
 TestCompactors = Compactors.TestCase

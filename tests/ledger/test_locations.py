@@ -1,4 +1,4 @@
-"""One place, as fsspec and as Spark name it."""
+"""Tests the translation of paths and URLs for fsspec and Spark."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SECRET = "Zm9vYmFyYmF6"
         ("file:///dbfs/ledger", "/dbfs/ledger", "file:///dbfs/ledger"),
     ],
 )
-def test_a_place_has_a_name_for_fsspec_and_one_for_spark(given: str, for_fsspec: str, for_spark: str) -> None:
+def test_locate_translates_url_for_fsspec_and_spark(given: str, for_fsspec: str, for_spark: str) -> None:
     location = locate(given, working_folder="/data", is_windows=False)
     assert (location.fsspec, location.spark) == (for_fsspec, for_spark)
 
@@ -86,7 +86,7 @@ def test_a_place_has_a_name_for_fsspec_and_one_for_spark(given: str, for_fsspec:
         ("abfs://c@127.0.0.1:10000/p", {}, "abfs://c/p", None),
     ],
 )
-def test_an_azure_url_names_container_and_account(
+def test_azure_url_gives_container_and_account(
     given: str, options: dict[str, str], for_fsspec: str, for_spark: str | None
 ) -> None:
     location = locate(given)
@@ -94,7 +94,7 @@ def test_an_azure_url_names_container_and_account(
 
 
 @pytest.mark.parametrize("scheme", ["abfs", "abfss", "az"])
-def test_the_account_may_be_an_option(scheme: str) -> None:
+def test_azure_account_may_be_storage_option(scheme: str) -> None:
     location = locate(f"{scheme}://c/p", {"account_name": "acc", "account_key": SECRET})
     assert (location.fsspec, location.options) == ("abfs://c/p", {})
     assert location.spark == "abfss://c@acc.dfs.core.windows.net/p"
@@ -118,24 +118,24 @@ def test_the_account_may_be_an_option(scheme: str) -> None:
         ("file://server/share", "must not name a host"),
     ],
 )
-def test_a_malformed_url_is_refused_without_its_secrets(given: str, message: str) -> None:
+def test_malformed_url_is_rejected_without_its_secrets(given: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         locate(given)
     assert SECRET not in str(raised.value)
 
 
-def test_two_accounts_are_refused() -> None:
+def test_conflicting_azure_accounts_are_rejected() -> None:
     with pytest.raises(ValueError, match="account_name must be acc, as in the URL"):
         locate("abfss://c@acc.dfs.core.windows.net/p", {"account_name": "other"})
 
 
 _segment = st.text(st.characters(exclude_characters="/\\?\0", exclude_categories=["Cs"]), min_size=1)
-_paths = st.lists(_segment.filter(lambda one: one not in (".", "..")), max_size=4).map("/".join)
+_paths = st.lists(_segment.filter(lambda segment: segment not in (".", "..")), max_size=4).map("/".join)
 _bucket = st.from_regex(r"[a-z0-9][a-z0-9\-]{1,20}", fullmatch=True)
 
 
 @given(_bucket, _paths)
-def test_s3_urls_translate_both_ways(bucket: str, path: str) -> None:
+def test_s3_url_round_trips(bucket: str, path: str) -> None:
     location = locate(f"s3://{bucket}/{path}")
     assert locate(location.spark) == location
     assert locate(location.fsspec) == location
@@ -143,7 +143,7 @@ def test_s3_urls_translate_both_ways(bucket: str, path: str) -> None:
 
 
 @given(_bucket, _bucket, _paths)
-def test_azure_urls_translate_both_ways(container: str, account: str, path: str) -> None:
+def test_azure_url_round_trips(container: str, account: str, path: str) -> None:
     location = locate(f"abfss://{container}@{account}.dfs.core.windows.net/{path}")
     assert locate(location.spark) == location
     again = locate(location.fsspec, location.options)
@@ -151,7 +151,7 @@ def test_azure_urls_translate_both_ways(container: str, account: str, path: str)
 
 
 @given(_paths)
-def test_paths_of_this_machine_keep_every_character(path: str) -> None:
+def test_local_path_keeps_every_character(path: str) -> None:
     assume(not path.startswith(("Volumes", "dbfs")))
     location = locate(f"/{path}", is_windows=False)
     assert location.fsspec == os.path.normpath(f"/{path}")
@@ -159,7 +159,7 @@ def test_paths_of_this_machine_keep_every_character(path: str) -> None:
 
 
 @given(st.text(min_size=1))
-def test_any_text_is_translated_or_refused(text: str) -> None:
+def test_locate_translates_or_rejects_any_text(text: str) -> None:
     try:
         location = locate(text)
     except ValueError:
@@ -171,31 +171,31 @@ _word = st.from_regex(r"[a-z]{8}", fullmatch=True)
 
 
 @given(st.sampled_from(["s3", "abfss", "gs", "webhdfs", "ftp", "simplecache::ftp", "memory"]), _word, _word)
-def test_no_message_shows_user_password_or_query(scheme: str, user: str, password: str) -> None:
+def test_texts_for_people_hide_user_password_and_query(scheme: str, user: str, password: str) -> None:
     user, password = f"user-{user}", f"password-{password}"
     url = f"{scheme}://{user}:{password}@host/path?signature={password}"
     assert password not in without_secrets(url)
     assert scheme == "abfss" or user not in without_secrets(url)
     try:
-        shown = locate(url).shown
+        text = locate(url).shown
     except ValueError as error:
-        shown = str(error)
-    assert password not in shown
+        text = str(error)
+    assert password not in text
 
 
 @given(st.text())
-def test_escaped_paths_have_no_pattern_of_spark(path: str) -> None:
+def test_escape_glob_escapes_every_glob_character(path: str) -> None:
     escaped = escape_glob(path)
-    plain, at = [], 0
-    while at < len(escaped):
-        at += escaped[at] == "\\"
-        plain.append(escaped[at])
-        assert escaped[at] not in "{}[]*?\\" or escaped[at - 1] == "\\"
-        at += 1
-    assert "".join(plain) == path
+    unescaped, index = [], 0
+    while index < len(escaped):
+        index += escaped[index] == "\\"
+        unescaped.append(escaped[index])
+        assert escaped[index] not in "{}[]*?\\" or escaped[index - 1] == "\\"
+        index += 1
+    assert "".join(unescaped) == path
 
 
-def test_local_forms_open_the_same_store(tmp_path: Path) -> None:
+def test_forms_of_local_path_open_the_same_store(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     escaped = str(folder).replace(" ", "%20")
     assert {open_store(given).place for given in (folder, str(folder), f"file://{escaped}", f"file:{escaped}")} == {

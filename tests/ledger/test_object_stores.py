@@ -1,4 +1,4 @@
-"""The ledger on S3 and on Azure Blob Storage, as real servers on this machine."""
+"""Tests the ledger on servers of S3 and Azure Blob Storage."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[ObjectStoreServer]:
 
 @pytest.fixture
 def ledger(server: ObjectStoreServer, request: pytest.FixtureRequest) -> str:
-    """The URL of a ledger that is not there yet."""
+    """Return the URL of a ledger that does not exist yet."""
     return f"{server.url}/{request.function.__name__}/ledger"
 
 
 def write(
     server: ObjectStoreServer, url: str, prefix: str, *, files: int = 3, ts: int = NOON, at: int = NOON
 ) -> set[str]:
-    """Two rows in each of so many files; their ids."""
+    """Write `files` files of two rows each; return the message ids."""
     ids = set()
     for number in range(files):
         with LedgerWriter(url, storage_options=server.options, now_us=lambda: at) as writer:
@@ -64,6 +64,7 @@ def write(
 
 
 def message_ids(server: ObjectStoreServer, url: str) -> Counter[str]:
+    """Return how often each message id is in the ledger; fail if a file is unreadable."""
     contents = read_ledger(url, storage_options=server.options)
     assert contents.unreadable == []
     return Counter(contents.table["message_id"].to_pylist())
@@ -73,7 +74,7 @@ def names_of(server: ObjectStoreServer, url: str) -> list[str]:
     return open_store(url, server.options).files(TODAY)
 
 
-def test_rows_come_back_and_only_where_they_were_written(server: ObjectStoreServer, ledger: str) -> None:
+def test_written_rows_are_read_from_their_ledger_only(server: ObjectStoreServer, ledger: str) -> None:
     with pytest.raises(LedgerNotFoundError, match="there is no ledger at "):
         read_ledger(ledger, storage_options=server.options)
     ids = write(server, ledger, "a")
@@ -86,7 +87,7 @@ def test_rows_come_back_and_only_where_they_were_written(server: ObjectStoreServ
     assert message_ids(server, ledger) == dict.fromkeys(ids, 1)
 
 
-def test_sparks_form_of_the_url_is_the_same_ledger(server: ObjectStoreServer, ledger: str) -> None:
+def test_spark_url_opens_the_same_ledger(server: ObjectStoreServer, ledger: str) -> None:
     ids = write(server, ledger, "a")
     spark = locate(ledger, server.options).spark
     assert spark.startswith(("s3a://twinbus/", "abfss://twinbus@contoso.dfs.core.windows.net/"))
@@ -94,7 +95,7 @@ def test_sparks_form_of_the_url_is_the_same_ledger(server: ObjectStoreServer, le
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # the Azure SDK does
-def test_a_large_file_is_stored_whole_and_again_under_the_same_name(server: ObjectStoreServer, ledger: str) -> None:
+def test_large_file_is_stored_whole_and_overwritten(server: ObjectStoreServer, ledger: str) -> None:
     store = open_store(ledger, server.options)
     data = bytes(range(256)) * 50_000
     for _ in range(2):
@@ -109,37 +110,38 @@ def test_a_large_file_is_stored_whole_and_again_under_the_same_name(server: Obje
         store.open(TODAY, "large").close()
 
 
-def test_compaction_keeps_every_row_once(server: ObjectStoreServer, ledger: str) -> None:
+def test_compact_keeps_every_row_once(server: ObjectStoreServer, ledger: str) -> None:
     ids = write(server, ledger, "a", files=5)
-    done = compact(ledger, storage_options=server.options, now_us=lambda: TOMORROW)
-    assert (done.replaced_files, done.new_files, done.rows) == (5, 1, 10)
+    result = compact(ledger, storage_options=server.options, now_us=lambda: TOMORROW)
+    assert (result.replaced_files, result.new_files, result.rows) == (5, 1, 10)
     assert len(names_of(server, ledger)) == 7
     assert message_ids(server, ledger) == dict.fromkeys(ids, 1)
     ids |= write(server, ledger, "late", files=1, at=TOMORROW + 1)
     compact(ledger, storage_options=server.options, now_us=lambda: TOMORROW + HOUR)
     assert message_ids(server, ledger) == dict.fromkeys(ids, 1)
-    done = compact(ledger, storage_options=server.options, now_us=lambda: TOMORROW + 3 * DAY)
-    assert done.removed_files == 7
+    result = compact(ledger, storage_options=server.options, now_us=lambda: TOMORROW + 3 * DAY)
+    assert result.removed_files == 7
     compacted, sidecar = names_of(server, ledger)
     assert sidecar == f"{compacted}.replaces"
     assert message_ids(server, ledger) == dict.fromkeys(ids, 1)
 
 
-def test_old_days_are_expired(server: ObjectStoreServer, ledger: str) -> None:
+def test_expire_removes_old_days(server: ObjectStoreServer, ledger: str) -> None:
     write(server, ledger, "old", ts=NOON - 3 * DAY)
     compact(ledger, storage_options=server.options, now_us=lambda: NOON)
     ids = write(server, ledger, "new")
     before = date(2026, 11, 15)
     assert expire(ledger, before, dry_run=True, storage_options=server.options, now_us=lambda: NOON).files == 5
-    done = expire(ledger, before, storage_options=server.options, now_us=lambda: NOON)
-    assert [(day.day, day.files) for day in done.days] == [(date(2026, 11, 13), 5)]
-    assert done.bytes > 1000
+    result = expire(ledger, before, storage_options=server.options, now_us=lambda: NOON)
+    assert [(day.day, day.files) for day in result.days] == [(date(2026, 11, 13), 5)]
+    assert result.bytes > 1000
     assert message_ids(server, ledger) == dict.fromkeys(ids, 1)
     assert expired_before(open_store(ledger, server.options)) == before
     assert expire(ledger, before, storage_options=server.options, now_us=lambda: NOON).days == []
 
 
 def run(server: ObjectStoreServer, *arguments: str) -> Result:
+    """Run `twinbus ledger` with the server's storage options; fail if it prints the secret."""
     options = [
         f"--storage-option={key}={value if isinstance(value, str) else json.dumps(value)}"
         for key, value in server.options.items()
@@ -149,7 +151,7 @@ def run(server: ObjectStoreServer, *arguments: str) -> Result:
     return result
 
 
-def test_commands_take_the_options_of_the_store(server: ObjectStoreServer, ledger: str) -> None:
+def test_commands_accept_storage_options(server: ObjectStoreServer, ledger: str) -> None:
     write(server, ledger, "a", files=3, ts=NOON - 400 * DAY)
     assert len(json.loads(run(server, "show", ledger, "--json").stdout)["rows"]) == 6
     assert json.loads(run(server, "compact", ledger, "--json").stdout)["new_files"] == 1

@@ -1,4 +1,4 @@
-"""Rows that are proof: durable when a flush says so, and never said to be durable when they are not."""
+"""Tests that a flush of a `Proof` succeeds only if all its rows are durable."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from twinbus.ledger.writer import LedgerWriter
 QUICK = Rotation(flush_seconds=0.0)
 
 
-def test_what_was_recorded_before_a_flush_is_in_the_ledger_after_it(tmp_path: Path) -> None:
+def test_flush_makes_recorded_rows_durable(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         proof = Proof(writer)
         for number in range(3):
             proof.record(a_send(f"m-{number}"))
             proof.flush()
-            assert message_ids(tmp_path) == {f"m-{one}": 1 for one in range(number + 1)}
+            assert message_ids(tmp_path) == {f"m-{earlier}": 1 for earlier in range(number + 1)}
 
 
-def test_a_flush_without_rows_is_no_file(tmp_path: Path) -> None:
+def test_flush_without_rows_writes_no_file(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         Proof(writer).flush()
         assert writer.status().written_files == 0
 
 
-async def test_flushes_that_follow_one_another_share_files(tmp_path: Path) -> None:
+async def test_concurrent_flushes_share_files(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         proof = Proof(writer)
 
@@ -46,7 +46,7 @@ async def test_flushes_that_follow_one_another_share_files(tmp_path: Path) -> No
         assert len(message_ids(tmp_path)) == 100
 
 
-async def test_the_flush_of_the_syphon_calls_back_on_the_loop_and_never_at_once(tmp_path: Path) -> None:
+async def test_syphon_flush_calls_back_later_on_the_loop(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     with LedgerWriter(tmp_path) as writer:
         recorder, flush = for_syphon(writer, loop)
@@ -59,7 +59,7 @@ async def test_the_flush_of_the_syphon_calls_back_on_the_loop_and_never_at_once(
         assert message_ids(tmp_path) == {"m": 1}
 
 
-def test_a_syphon_that_does_its_best_waits_for_nothing(tmp_path: Path) -> None:
+def test_best_effort_syphon_has_no_flush(tmp_path: Path) -> None:
     loop = asyncio.new_event_loop()
     try:
         with LedgerWriter(tmp_path) as writer:
@@ -71,7 +71,7 @@ def test_a_syphon_that_does_its_best_waits_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["thread", "await", "syphon"])
-async def test_a_flush_that_does_not_work_in_time_raises(how: str) -> None:
+async def test_flush_raises_at_deadline(how: str) -> None:
     url = Obstinate.reset()
     with LedgerWriter(url, rotation=QUICK) as writer:
         proof = Proof(writer, deadline=0.5)
@@ -95,7 +95,7 @@ async def test_a_flush_that_does_not_work_in_time_raises(how: str) -> None:
     assert message_ids(url) == {"m": 1}
 
 
-async def test_a_store_that_hangs_is_not_waited_for_longer_than_the_deadline() -> None:
+async def test_flush_with_hanging_store_ends_at_deadline() -> None:
     url = Obstinate.reset()
     with LedgerWriter(url, rotation=QUICK) as writer:
         Obstinate.let_go.clear()
@@ -108,7 +108,7 @@ async def test_a_store_that_hangs_is_not_waited_for_longer_than_the_deadline() -
         Obstinate.let_go.set()
 
 
-async def test_a_short_failure_within_the_deadline_is_no_failure() -> None:
+async def test_flush_succeeds_after_short_store_failure() -> None:
     url = Obstinate.reset()
     with LedgerWriter(url, rotation=QUICK) as writer:
         Obstinate.error = ConnectionResetError(104, "Connection reset by peer")
@@ -121,25 +121,25 @@ async def test_a_short_failure_within_the_deadline_is_no_failure() -> None:
     assert message_ids(url) == {"m": 1}
 
 
-def test_once_a_row_was_dropped_nothing_is_proven_any_more() -> None:
+def test_every_flush_fails_after_dropped_row() -> None:
     url = Obstinate.reset()
     with LedgerWriter(url, rotation=QUICK, buffer_rows=5) as writer:
         Obstinate.let_go.clear()
         writer.record(a_send())
         writer.request_flush()
         assert Obstinate.hangs.wait(SECONDS)
-        spared, proof = Proof(writer), Proof(writer)
-        for one in sends(6):
-            proof.record(one)
+        other_proof, proof = Proof(writer), Proof(writer)
+        for operation in sends(6):
+            proof.record(operation)
         Obstinate.let_go.set()
         for _ in range(2):
             with pytest.raises(NotDurableError, match=f"rows of the ledger at {url} were dropped: 1"):
                 proof.flush()
-        spared.flush()
+        other_proof.flush()
         Proof(writer).flush()
 
 
-def test_a_row_that_does_not_fit_is_not_proven(tmp_path: Path) -> None:
+def test_flush_fails_after_row_that_does_not_fit(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         proof = Proof(writer)
         proof.record(a_send(bytes=2**63))
@@ -147,7 +147,7 @@ def test_a_row_that_does_not_fit_is_not_proven(tmp_path: Path) -> None:
             proof.flush()
 
 
-async def test_a_writer_that_is_closed_proves_nothing(tmp_path: Path) -> None:
+async def test_flush_fails_when_writer_is_closed(tmp_path: Path) -> None:
     writer = LedgerWriter(tmp_path)
     proof = Proof(writer)
     writer.close()
@@ -159,7 +159,7 @@ async def test_a_writer_that_is_closed_proves_nothing(tmp_path: Path) -> None:
             await proof.flush_async()
 
 
-def test_those_who_wait_while_the_writer_gives_up_are_told() -> None:
+def test_pending_flush_fails_when_close_drops_its_rows() -> None:
     url = Obstinate.reset()
     writer = LedgerWriter(url, rotation=QUICK)
     Obstinate.error = OSError(28, "No space left on device")
@@ -170,20 +170,20 @@ def test_those_who_wait_while_the_writer_gives_up_are_told() -> None:
         flushed.result(SECONDS)
 
 
-async def test_a_loop_that_is_closed_is_not_called(tmp_path: Path) -> None:
+async def test_flush_does_not_call_back_on_closed_loop(tmp_path: Path) -> None:
     url = Obstinate.reset()
     loop = asyncio.new_event_loop()
     with LedgerWriter(url, rotation=QUICK) as writer:
         Obstinate.let_go.clear()
         proof = Proof(writer)
         proof.record(a_send())
-        proof.on_loop(loop)(lambda error: pytest.fail("nobody waits any more"))
+        proof.on_loop(loop)(lambda error: pytest.fail("called back on a closed loop"))
         loop.close()
         Obstinate.let_go.set()
         await Proof(writer).flush_async()
 
 
 @pytest.mark.parametrize("deadline", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_deadline_that_never_comes_is_refused(deadline: float, tmp_path: Path) -> None:
+def test_proof_rejects_invalid_deadline(deadline: float, tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer, pytest.raises(ValueError, match="deadline must be more than 0 and finite"):
         Proof(writer, deadline=deadline)

@@ -1,4 +1,4 @@
-"""What is noted of an operation, and who keeps it."""
+"""Tests operations and the recorders in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from twinbus.ledger import (
 )
 from twinbus.ledger.recorder import op_id_of
 
-# What stands in stored files: nothing here may ever change, lines may be added.
+# Stored in files: these numbers must never change; new ones may be added.
 CODES = {
     NamespaceRole: {"PRIMARY": 1, "SECONDARY": 2, "NEITHER": 3},
     OperationKind: {
@@ -99,20 +99,20 @@ def a_send(message_id: str | None = None) -> Operation:
 
 
 @pytest.mark.parametrize("enum", CODES, ids=lambda enum: enum.__name__)
-def test_a_stored_number_keeps_its_meaning(enum: type[IntEnum]) -> None:
-    assert {one.name: one.value for one in enum} == CODES[enum]
+def test_stored_codes_keep_their_numbers(enum: type[IntEnum]) -> None:
+    assert {code.name: code.value for code in enum} == CODES[enum]
 
 
-def test_an_operation_has_the_columns_of_the_ledger() -> None:
+def test_operation_fields_are_ledger_columns() -> None:
     assert set(Operation._fields) == COLUMNS
 
 
-def test_the_quick_way_makes_the_same_operation() -> None:
+def test_send_operation_equals_operation() -> None:
     primary, kind, stage, outcome = NamespaceRole.PRIMARY, OperationKind.SEND, Stage.DIRECT, Outcome.FAILED
-    quick = send_operation("p", "c", primary, "e", kind, stage, outcome, "m", "d", "q", 2, 1200, "Busy", 300)
-    assert quick == Operation(
-        op_id=quick.op_id,
-        ts=quick.ts,
+    operation = send_operation("p", "c", primary, "e", kind, stage, outcome, "m", "d", "q", 2, 1200, "Busy", 300)
+    assert operation == Operation(
+        op_id=operation.op_id,
+        ts=operation.ts,
         pairing="p",
         client="c",
         namespace=primary,
@@ -128,28 +128,28 @@ def test_the_quick_way_makes_the_same_operation() -> None:
         error="Busy",
         latency_us=300,
     )
-    assert type(quick) is Operation
-    assert quick.op_id >> 64 == a_send().op_id >> 64
-    assert quick.op_id < a_send().op_id < 2**128
+    assert type(operation) is Operation
+    assert operation.op_id >> 64 == a_send().op_id >> 64
+    assert operation.op_id < a_send().op_id < 2**128
 
 
-def test_an_operation_cannot_be_changed() -> None:
+def test_operation_is_immutable() -> None:
     with pytest.raises(AttributeError):
         a_send().entity = "other"  # type: ignore[misc]
 
 
-def test_two_operations_are_never_the_same_even_if_nothing_else_differs() -> None:
+def test_operations_get_unique_ids() -> None:
     assert len({a_send("m").op_id for _ in range(1000)}) == 1000
 
 
-def test_a_copy_of_an_operation_is_the_same_operation() -> None:
+def test_operation_equals_its_copy_and_pickle() -> None:
     send = a_send("m")
     assert copy.copy(send) == pickle.loads(pickle.dumps(send)) == send
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_makes_ids_of_its_own() -> None:
+def test_forked_process_uses_different_ids() -> None:
     before = a_send().op_id
     reading, writing = os.pipe()
     child = os.fork()
@@ -164,55 +164,55 @@ def test_a_forked_process_makes_ids_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("op_id", ["", "short", "z" * 32, "ab " * 10 + "ab", "0" * 31, "0" * 33])
-def test_an_id_of_another_form_stands_for_its_digest(op_id: str) -> None:
+def test_op_id_of_other_text_is_its_digest(op_id: str) -> None:
     assert op_id_of(op_id).to_bytes(16, "big") == hashlib.blake2b(op_id.encode(), digest_size=16).digest()
 
 
-def test_an_id_of_hexadecimal_digits_stands_for_their_number() -> None:
+def test_op_id_of_hexadecimal_digits_is_their_number() -> None:
     assert op_id_of("00ff" * 8) == int("00ff" * 8, 16)
 
 
-def test_an_operation_knows_when_it_happened_in_microseconds() -> None:
+def test_operation_time_defaults_to_now_in_microseconds() -> None:
     before = time.time_ns() // 1000
     assert before <= a_send().ts <= time.time_ns() // 1000
 
 
-def test_the_null_recorder_takes_everything_and_keeps_nothing() -> None:
+def test_null_recorder_accepts_operations() -> None:
     recorder: Recorder = NullRecorder()
     recorder.record(a_send())
 
 
-def test_the_memory_recorder_keeps_what_it_was_told_in_order() -> None:
+def test_memory_recorder_keeps_operations_in_order() -> None:
     recorder = MemoryRecorder()
-    told: Recorder = recorder
+    protocol: Recorder = recorder  # also checks that the type fits
     sends = [a_send(str(number)) for number in range(3)]
     for send in sends:
-        told.record(send)
+        protocol.record(send)
     assert recorder.operations == sends
     assert recorder.forgotten == 0
 
 
-def test_the_memory_recorder_is_bounded_and_says_how_many_it_forgot() -> None:
+def test_memory_recorder_is_bounded_and_counts_forgotten_operations() -> None:
     recorder = MemoryRecorder(capacity=2)
     for number in range(5):
         recorder.record(a_send(str(number)))
-    assert [one.message_id for one in recorder.operations] == ["3", "4"]
+    assert [operation.message_id for operation in recorder.operations] == ["3", "4"]
     assert recorder.forgotten == 3
 
 
-def test_a_memory_recorder_without_room_is_refused() -> None:
+def test_memory_recorder_rejects_zero_capacity() -> None:
     with pytest.raises(ValueError, match="capacity must be at least 1, not 0"):
         MemoryRecorder(capacity=0)
 
 
-def test_the_memory_recorder_loses_nothing_between_threads() -> None:
+def test_memory_recorder_is_thread_safe() -> None:
     recorder = MemoryRecorder(capacity=100)
 
-    def tell() -> None:
+    def record_many() -> None:
         for _ in range(500):
             recorder.record(a_send())
 
-    threads = [threading.Thread(target=tell) for _ in range(4)]
+    threads = [threading.Thread(target=record_many) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""When the writer starts a new file."""
+"""Tests when the writer stores its next file."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from twinbus.ledger.file_rotation import FIRST_RETRY, LAST_RETRY, URGENT_RETRY, 
 NOW = 1000.0
 
 
-def a_pace(buffer_rows: int = 1_000_000, **changes: Any) -> Pace:
+def new_pace(buffer_rows: int = 1_000_000, **changes: Any) -> Pace:
     return Pace(Rotation(**{"rows": 100, "bytes": 1 << 30, "seconds": 60.0, **changes}), buffer_rows, NOW)
 
 
-def test_a_file_is_due_when_enough_rows_wait() -> None:
-    pace = a_pace()
+def test_file_is_due_at_row_limit() -> None:
+    pace = new_pace()
     assert pace.due_at(99, urgent=False) == NOW + 60
     assert pace.due_at(100, urgent=False) <= NOW
 
 
-def test_a_file_is_due_when_the_rows_are_large_enough() -> None:
-    pace = a_pace(bytes=10_000)
+def test_file_is_due_at_byte_limit() -> None:
+    pace = new_pace(bytes=10_000)
     pace.measured(10, 5_000)
     assert pace.rows_due == 20
     assert pace.due_at(20, urgent=False) <= NOW
 
 
-def test_a_file_is_due_before_the_buffer_is_full() -> None:
-    assert a_pace(buffer_rows=50).rows_due == 25
-    assert a_pace(buffer_rows=1).rows_due == 1
+def test_file_is_due_before_buffer_is_full() -> None:
+    assert new_pace(buffer_rows=50).rows_due == 25
+    assert new_pace(buffer_rows=1).rows_due == 1
 
 
-def test_what_waits_is_written_every_so_many_seconds() -> None:
-    pace = a_pace()
+def test_file_is_due_after_rotation_seconds() -> None:
+    pace = new_pace()
     pace.wrote(NOW + 60, urgent=False)
     assert pace.due_at(1, urgent=False) == NOW + 120
 
 
-def test_flushes_are_at_once_at_first_and_wait_longer_for_company_the_longer_they_go_on() -> None:
-    pace = a_pace(flush_seconds=0.25)
+def test_flush_delay_grows_during_a_series_of_flushes() -> None:
+    pace = new_pace(flush_seconds=0.25)
     assert pace.due_at(1, urgent=True) <= NOW
-    waited = []
+    delays = []
     for second in range(10):
         pace.wrote(NOW + second, urgent=True)
-        waited.append(pace.due_at(1, urgent=True) - NOW - second)
-    assert waited == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.25, 0.25, 0.25, 0.25])
+        delays.append(pace.due_at(1, urgent=True) - NOW - second)
+    assert delays == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.25, 0.25, 0.25, 0.25])
     pace.wrote(NOW + 20, urgent=True)
     assert pace.due_at(1, urgent=True) == NOW + 20
     assert pace.due_at(1, urgent=False) == NOW + 80
 
 
-def test_a_file_of_the_rotation_does_not_hold_a_flush_up() -> None:
-    pace = a_pace(flush_seconds=0.25)
+def test_regular_file_does_not_delay_next_flush() -> None:
+    pace = new_pace(flush_seconds=0.25)
     pace.wrote(NOW, urgent=False)
     assert pace.due_at(1, urgent=True) <= NOW
 
 
-def test_a_store_that_fails_is_tried_again_after_longer_and_longer_times() -> None:
-    pace = a_pace()
+def test_retry_delay_doubles_up_to_limit() -> None:
+    pace = new_pace()
     seconds = []
     for _ in range(10):
         pace.failed(NOW)
@@ -75,7 +75,7 @@ def test_a_store_that_fails_is_tried_again_after_longer_and_longer_times() -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"rows": 0}, "rows must be at least 1, not 0"),
         ({"bytes": 0}, "bytes must be at least 1, not 0"),
@@ -86,6 +86,6 @@ def test_a_store_that_fails_is_tried_again_after_longer_and_longer_times() -> No
         ({"flush_seconds": 61.0}, r"flush_seconds must be from 0 to seconds \(60.0\), not 61.0"),
     ],
 )
-def test_what_is_out_of_bounds_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_rotation_rejects_values_out_of_bounds(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Rotation(**changes)

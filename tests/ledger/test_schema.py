@@ -1,4 +1,4 @@
-"""The columns of the ledger's files are a contract."""
+"""Tests the columns of the ledger's files, which are a contract."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from twinbus.ledger.schema import (
     to_operations,
 )
 
-# What stands in stored files: nothing here may ever change, lines may be added.
+# Stored in files: these columns must never change; new ones may be added.
 COLUMNS = {
     "op_id": "fixed_size_binary[16] not null",
     "ts": "timestamp[us, tz=UTC] not null",
@@ -49,24 +49,25 @@ COLUMNS = {
 }
 
 
-def described(schema: pa.Schema) -> dict[str, str]:
-    return {one.name: f"{one.type}{'' if one.nullable else ' not null'}" for one in schema}
+def types_of(schema: pa.Schema) -> dict[str, str]:
+    """Return the type of each column, and whether it is required."""
+    return {field.name: f"{field.type}{'' if field.nullable else ' not null'}" for field in schema}
 
 
-def test_a_file_has_the_columns_of_the_contract_and_says_its_version() -> None:
+def test_file_has_contract_columns_and_version() -> None:
     file = pq.ParquetFile(BytesIO(encode(pa.Table.from_batches([to_batch([a_send()])]))))
-    assert described(file.schema_arrow) == described(SCHEMA) == COLUMNS
+    assert types_of(file.schema_arrow) == types_of(SCHEMA) == COLUMNS
     assert file.metadata.metadata[b"twinbus.ledger.version"] == b"1"
 
 
-def test_every_code_fits_its_column() -> None:
+def test_codes_fit_their_columns() -> None:
     for column, codes in CODES.items():
         assert SCHEMA.field(column).type == pa.int8()
         assert all(0 < code <= 127 for code in codes)
 
 
 @given(st.lists(operations, max_size=30))
-def test_operations_come_back_from_a_file_as_they_went_in(given_operations: list[Operation]) -> None:
+def test_operations_round_trip_through_file(given_operations: list[Operation]) -> None:
     table = pq.read_table(BytesIO(encode(pa.Table.from_batches([to_batch(given_operations)]))))
     assert list(to_operations(table)) == given_operations
 
@@ -75,12 +76,12 @@ def test_operations_come_back_from_a_file_as_they_went_in(given_operations: list
     ("message_id", "key"),
     [("", -3162216497309240828), ("order-1", 7962229630616640349), ("Bestellung ä", 3883573129440605550)],
 )
-def test_the_key_of_a_message_id_never_changes(message_id: str, key: int) -> None:
+def test_message_key_is_stable(message_id: str, key: int) -> None:
     assert message_key(message_id) == key
     assert key % 2**64 == int(hashlib.md5(message_id.encode()).hexdigest()[:16], 16)
 
 
-def test_a_message_without_an_id_has_no_key() -> None:
+def test_message_key_is_null_without_message_id() -> None:
     batch = to_batch([a_send(None), a_send("order-1")])
     assert batch["message_key"].to_pylist() == [None, message_key("order-1")]
 
@@ -104,17 +105,17 @@ def test_a_message_without_an_id_has_no_key() -> None:
     ],
     ids=str,
 )
-def test_a_value_that_does_not_fit_costs_only_its_own_row(changes: dict[str, Any]) -> None:
+def test_value_that_does_not_fit_only_drops_its_row(changes: dict[str, Any]) -> None:
     bad = a_send("bad")._replace(**changes)
     rows = [a_send("before"), bad, a_send("after")]
     with pytest.raises((ValueError, TypeError, AttributeError, OverflowError, pa.ArrowException)):
         to_batch(rows)
     batch, refused = to_batch_of_fitting(rows)
-    assert [one.message_id for one in to_operations(pa.Table.from_batches([batch]))] == ["before", "after"]
+    assert [operation.message_id for operation in to_operations(pa.Table.from_batches([batch]))] == ["before", "after"]
     assert len(refused) == 1
     assert refused[0] is bad
 
 
-def test_the_time_is_utc() -> None:
-    (at,) = to_batch([a_send(ts=NOON + 1)])["ts"].to_pylist()
-    assert at.isoformat() == "2026-11-16T12:00:00.000001+00:00"
+def test_time_is_utc() -> None:
+    (time,) = to_batch([a_send(ts=NOON + 1)])["ts"].to_pylist()
+    assert time.isoformat() == "2026-11-16T12:00:00.000001+00:00"

@@ -1,4 +1,4 @@
-"""The syphon and a ledger of files: every completed backlog message has a durable row of its move."""
+"""Tests that every completed backlog message has a durable row of its move."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 def moved_in(url: str | Path) -> list[str | None]:
-    """The ids of the messages that the ledger says arrived."""
+    """Return the ids of the messages that arrived according to the ledger."""
     contents = read_ledger(url)
     assert contents.unreadable == []
     return [
@@ -57,20 +57,20 @@ def moved_in(url: str | Path) -> list[str | None]:
     ]
 
 
-async def test_a_drain_leaves_a_row_for_every_message_and_few_files(pair: Pair, tmp_path: Path) -> None:
+async def test_drain_writes_row_per_message_and_few_files(pair: Pair, tmp_path: Path) -> None:
     await pair.put(numbered("orders", range(MESSAGES)))
     with LedgerWriter(tmp_path) as writer:
         recorder, flush = for_syphon(writer, asyncio.get_running_loop())
         await pair.drain(recorder=recorder, flush=flush)
         assert pair.is_backlog_empty
-        assert pair.backlog.activity.delivered == MESSAGES  # none was given back to come again
-        # The proof was durable before the messages were completed, so before anybody closes the writer.
+        assert pair.backlog.activity.delivered == MESSAGES  # no message was abandoned
+        # The rows were durable before the messages were completed, so even before the writer is closed.
         assert sorted(map(str, moved_in(tmp_path))) == sorted(f"orders-{number}" for number in range(MESSAGES))
         assert writer.status().written_files < MESSAGES / 20
     assert sorted(await pair.arrived("orders")) == sorted(bodies(range(MESSAGES)))
 
 
-async def test_a_store_that_takes_nothing_stops_the_syphon_and_nothing_is_completed(pair: Pair) -> None:
+async def test_failing_store_stops_syphon_before_it_completes_messages(pair: Pair) -> None:
     url = Obstinate.reset()
     Obstinate.error = OSError(28, "No space left on device")
     await pair.put(numbered("orders", range(50)))
@@ -85,13 +85,13 @@ async def test_a_store_that_takes_nothing_stops_the_syphon_and_nothing_is_comple
         recorder, flush = for_syphon(writer, asyncio.get_running_loop())
         await pair.drain(recorder=recorder, flush=flush)
     assert pair.is_backlog_empty
-    # Moved twice, which the ledger says as well: that is what reconciliation has to find.
+    # Some were moved twice, and the ledger has a row for each move: reconciliation reports these duplicates.
     arrived = await pair.arrived("orders")
     assert set(arrived) == set(bodies(range(50)))
     assert len(moved_in(url)) == len(arrived)
 
 
-async def test_a_syphon_that_does_its_best_goes_on_without_a_store(pair: Pair) -> None:
+async def test_best_effort_syphon_drains_while_store_fails(pair: Pair) -> None:
     url = Obstinate.reset()
     Obstinate.error = OSError(28, "No space left on device")
     await pair.put(numbered("orders", range(50)))
@@ -103,25 +103,25 @@ async def test_a_syphon_that_does_its_best_goes_on_without_a_store(pair: Pair) -
     assert len(moved_in(url)) == 50
 
 
-async def test_a_syphon_whose_rows_were_dropped_recovers_and_every_completed_message_has_its_row(pair: Pair) -> None:
+async def test_syphon_recovers_from_dropped_rows_with_row_per_completed_message(pair: Pair) -> None:
     url = Obstinate.reset()
     Obstinate.let_go.clear()
     await pair.put(numbered("orders", range(200)))
     with LedgerWriter(url, rotation=Rotation(flush_seconds=0.0), buffer_rows=5000) as writer:
         recorder, flush = for_syphon(writer, asyncio.get_running_loop())
-        for other in range(20_000):  # of somebody who sends a lot, while the store takes nothing
+        for other in range(20_000):  # rows of a busy sender fill the buffer while the store hangs
             writer.record(a_send(other))
         await eventually(lambda: writer.status().dropped_rows > 0)
-        others = writer.status().dropped_rows
+        dropped_before = writer.status().dropped_rows
         async with pair.running(recorder=recorder, flush=flush):
             await pair.until("orders", 1)
-            await eventually(lambda: writer.status().dropped_rows > others)
+            await eventually(lambda: writer.status().dropped_rows > dropped_before)
             assert pair.backlog.activity.completed == 0
             Obstinate.let_go.set()
             await eventually(lambda: pair.is_backlog_empty)
         moved = moved_in(url)
     assert {f"orders-{number}" for number in range(200)} == set(moved)
-    # What was moved without a row was moved again.
+    # Messages that were moved without a row were moved again.
     arrived = await pair.arrived("orders")
     assert set(arrived) == set(bodies(range(200)))
     assert len(arrived) > 200

@@ -1,4 +1,4 @@
-"""What the writer makes of the operations it is told of."""
+"""Tests how the writer stores, retries and drops rows."""
 
 from __future__ import annotations
 
@@ -40,43 +40,43 @@ def rows_of(url: str | os.PathLike[str]) -> list[Operation]:
 
 
 def dropped_in(url: str | os.PathLike[str]) -> Counter[str | None]:
-    """How many rows the ledger itself says are missing, by reason."""
-    found: Counter[str | None] = Counter()
+    """Return the number of dropped rows that the ledger reports, by reason."""
+    dropped: Counter[str | None] = Counter()
     for row in rows_of(url):
         if row.operation is OperationKind.DROPPED:
             assert (row.stage, row.namespace, row.outcome) == (Stage.LEDGER, NamespaceRole.NEITHER, Outcome.FAILED)
             assert (row.pairing, row.client) == ("contoso", "client-1")
-            found[row.error] += row.count
-    return found
+            dropped[row.error] += row.count
+    return dropped
 
 
 @pytest.fixture(params=["folder", "url of a folder", "memory"])
 def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "memory":
         return memory_url()
-    folder = tmp_path / "made by the writer" / "ledger"
+    folder = tmp_path / "created by the writer" / "ledger"
     return str(folder) if request.param == "folder" else folder.as_uri()
 
 
-def test_what_was_recorded_is_in_the_ledger_after_a_close(ledger: str) -> None:
+def test_close_writes_recorded_rows(ledger: str) -> None:
     recorded = sends(1000)
     with LedgerWriter(ledger) as writer:
         recorder: Recorder = writer
-        for one in recorded:
-            recorder.record(one)
+        for operation in recorded:
+            recorder.record(operation)
     assert rows_of(ledger) == recorded
     status = writer.status()
     assert (status.written_rows, status.written_files, status.waiting_rows, status.dropped_rows) == (1000, 1, 0, 0)
     assert status.failing is None
 
 
-def test_nothing_recorded_makes_no_file_and_no_folder(tmp_path: Path) -> None:
+def test_writer_without_rows_creates_nothing(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path / "ledger"):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_have_unique_names_in_the_folder_of_their_rows_day(tmp_path: Path) -> None:
+def test_files_have_unique_names_in_folder_of_their_day(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, now_us=lambda: NOON, random_bytes=lambda size: b"\xab" * size) as writer:
         writer.record(a_send("late", ts=NOON - DAY))
         writer.record(a_send("today"))
@@ -87,47 +87,47 @@ def test_files_have_unique_names_in_the_folder_of_their_rows_day(tmp_path: Path)
     assert message_ids(tmp_path) == {"late": 1, "today": 1}
 
 
-def test_no_file_has_more_rows_than_the_rotation_says(tmp_path: Path) -> None:
+def test_files_have_at_most_rotation_rows(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, rotation=Rotation(rows=100)) as writer:
-        for one in sends(1050):
-            writer.record(one)
+        for operation in sends(1050):
+            writer.record(operation)
     sizes = [pq.read_metadata(file).num_rows for file in files_of(tmp_path)]
     assert max(sizes) == 100
     assert sum(sizes) == 1050
 
 
-def test_no_file_is_larger_than_the_rotation_says(tmp_path: Path) -> None:
+def test_files_have_at_most_rotation_bytes(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, rotation=Rotation(bytes=20_000)) as writer:
-        for one in sends(2000, entity="e" * 200):
-            writer.record(one)
+        for operation in sends(2000, entity="e" * 200):
+            writer.record(operation)
     files = files_of(tmp_path)
     assert len(files) > 2000 * 300 / 20_000
     assert all(pq.read_table(file).nbytes < 25_000 for file in files)
     assert sum(message_ids(tmp_path).values()) == 2000
 
 
-def test_enough_rows_are_written_without_anybody_asking(tmp_path: Path) -> None:
+def test_rows_are_written_at_row_limit(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, rotation=Rotation(rows=10)) as writer:
-        for one in sends(10):
-            writer.record(one)
+        for operation in sends(10):
+            writer.record(operation)
         until(lambda: writer.status().written_rows == 10)
 
 
-def test_few_rows_are_written_when_their_time_has_come(tmp_path: Path) -> None:
+def test_rows_are_written_after_rotation_seconds(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, rotation=Rotation(seconds=0.05, flush_seconds=0.0)) as writer:
         for number in (1, 2):
             writer.record(a_send())
             until(lambda rows=number: writer.status().written_rows >= rows)
 
 
-def test_several_threads_lose_nothing(tmp_path: Path) -> None:
+def test_writer_is_thread_safe(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, rotation=Rotation(rows=500)) as writer:
 
-        def tell(name: str) -> None:
+        def record_many(name: str) -> None:
             for number in range(1000):
                 writer.record(a_send(f"{name}-{number}"))
 
-        threads = [threading.Thread(target=tell, args=(name,)) for name in "abcd"]
+        threads = [threading.Thread(target=record_many, args=(name,)) for name in "abcd"]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -135,11 +135,11 @@ def test_several_threads_lose_nothing(tmp_path: Path) -> None:
     assert message_ids(tmp_path) == {f"{name}-{number}": 1 for name in "abcd" for number in range(1000)}
 
 
-def test_several_processes_share_a_folder(tmp_path: Path) -> None:
+def test_processes_share_a_folder(tmp_path: Path) -> None:
     program = (
         "import sys; from tests.ledger.rows import sends; from twinbus.ledger.writer import LedgerWriter\n"
         "with LedgerWriter(sys.argv[1]) as writer:\n"
-        "    for one in sends(100, pairing=sys.argv[2]): writer.record(one)\n"
+        "    for operation in sends(100, pairing=sys.argv[2]): writer.record(operation)\n"
     )
     processes = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), name]) for name in "abc"]
     assert [process.wait(SECONDS) for process in processes] == [0, 0, 0]
@@ -148,29 +148,26 @@ def test_several_processes_share_a_folder(tmp_path: Path) -> None:
     assert len({row.op_id for row in rows_of(tmp_path)}) == 300
 
 
-def test_a_process_that_ends_without_closing_keeps_its_rows(tmp_path: Path) -> None:
+def test_process_exit_without_close_writes_rows(tmp_path: Path) -> None:
     program = (
         "import sys; from tests.ledger.rows import sends; from twinbus.ledger.writer import LedgerWriter\n"
         "writer = LedgerWriter(sys.argv[1])\n"
-        "for one in sends(100): writer.record(one)\n"
+        "for operation in sends(100): writer.record(operation)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=SECONDS)
     assert len(rows_of(tmp_path)) == 100
 
 
-# ---- a store that takes no files ----
-
-
-def test_a_store_that_hangs_holds_nobody_up_and_the_ledger_says_what_is_missing() -> None:
+def test_record_never_waits_for_hanging_store_and_dropped_rows_are_counted() -> None:
     url = Obstinate.reset()
     with LedgerWriter(url, rotation=Rotation(rows=10), buffer_rows=100) as writer:
         Obstinate.let_go.clear()
-        for one in sends(10):
-            writer.record(one)
+        for operation in sends(10):
+            writer.record(operation)
         assert Obstinate.hangs.wait(SECONDS)
         started = time.monotonic()
-        for one in sends(1000):
-            writer.record(one)
+        for operation in sends(1000):
+            writer.record(operation)
         assert time.monotonic() - started < 5.0
         assert writer.status().waiting_rows == 110
         assert writer.status().dropped_rows == 900
@@ -181,13 +178,12 @@ def test_a_store_that_hangs_holds_nobody_up_and_the_ledger_says_what_is_missing(
     assert len(rows_of(url)) == 110 + 1
 
 
-def test_rows_wait_for_a_store_that_fails_and_are_stored_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_are_stored_once_after_store_failure(caplog: pytest.LogCaptureFixture) -> None:
     url = Obstinate.reset()
     with LedgerWriter(url, rotation=QUICK) as writer, caplog.at_level(logging.INFO, "twinbus.ledger"):
-        # A PUT whose answer was lost has arrived nevertheless: trying again must not store it twice.
         Obstinate.error = PermissionError(13, "Permission denied", "secret-url")
-        for one in sends(10):
-            writer.record(one)
+        for operation in sends(10):
+            writer.record(operation)
         flushed = writer.request_flush()
         until(lambda: writer.status().failing is not None)
         assert writer.status().failing == "Permission denied"
@@ -203,40 +199,41 @@ def test_rows_wait_for_a_store_that_fails_and_are_stored_once(caplog: pytest.Log
     ]
 
 
-def test_a_file_that_is_tried_again_keeps_its_name() -> None:
+def test_retried_file_keeps_its_name() -> None:
     url = Obstinate.reset()
     put = Obstinate.pipe_file
     names: list[str] = []
 
-    def arrives_but_fails_once(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
+    def fail_once_after_storing(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
         put(self, path, value, mode)
         names.append(path)
         if len(names) == 1:
             raise TimeoutError
 
     with LedgerWriter(url, rotation=QUICK) as writer, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Obstinate, "pipe_file", arrives_but_fails_once)
+        patch.setattr(Obstinate, "pipe_file", fail_once_after_storing)
         writer.record(a_send("once"))
         writer.request_flush().result(SECONDS)
+    # A PUT whose answer is lost may have stored the file: the retry must not store it twice.
     assert len(names) == 2
     assert len(set(names)) == 1
     assert message_ids(url) == {"once": 1}
 
 
-def test_a_folder_that_cannot_be_made_yet_is_made_later(tmp_path: Path) -> None:
-    in_the_way = tmp_path / "ledger"
-    in_the_way.write_text("a file")
-    with LedgerWriter(in_the_way, rotation=QUICK) as writer:
-        writer.record(a_send("patient"))
+def test_folder_is_created_once_possible(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    ledger.write_text("a file where the folder should be")
+    with LedgerWriter(ledger, rotation=QUICK) as writer:
+        writer.record(a_send("waiting"))
         flushed = writer.request_flush()
         until(lambda: writer.status().failing is not None)
         assert writer.status().failing in ("File exists", "Not a directory")
-        in_the_way.unlink()
+        ledger.unlink()
         flushed.result(SECONDS)
-    assert message_ids(in_the_way) == {"patient": 1}
+    assert message_ids(ledger) == {"waiting": 1}
 
 
-def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+def test_removed_folder_is_created_again(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     with LedgerWriter(ledger, rotation=QUICK) as writer:
         writer.record(a_send("first"))
@@ -250,12 +247,12 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     assert message_ids(ledger) == {"second": 1}
 
 
-def test_a_close_waits_no_longer_than_it_may_and_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_ends_at_timeout_and_reports_lost_rows(caplog: pytest.LogCaptureFixture) -> None:
     url = Obstinate.reset()
     writer = LedgerWriter(url)
     Obstinate.error = OSError(28, "No space left on device")
-    for one in sends(10):
-        writer.record(one)
+    for operation in sends(10):
+        writer.record(operation)
     started = time.monotonic()
     writer.close(timeout=0.3)
     assert 0.2 < time.monotonic() - started < 5.0
@@ -264,7 +261,7 @@ def test_a_close_waits_no_longer_than_it_may_and_says_what_is_lost(caplog: pytes
     assert f"Closing the writer of the ledger at {url}: 10 rows could not be stored and are lost" in caplog.text
 
 
-def test_a_close_does_not_wait_for_a_store_that_hangs() -> None:
+def test_close_does_not_wait_for_hanging_store() -> None:
     url = Obstinate.reset()
     writer = LedgerWriter(url)
     Obstinate.let_go.clear()
@@ -321,41 +318,38 @@ def test_close_reports_no_lost_rows_while_temporary_files_are_removed(
         may_end.set()
 
 
-def test_a_close_is_patient_with_a_store_that_is_only_slow() -> None:
+def test_close_waits_for_slow_store() -> None:
     url = Obstinate.reset()
     put = Obstinate.pipe_file
 
-    def slowly(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
+    def put_slowly(self: Obstinate, path: str, value: bytes, mode: str = "overwrite") -> None:
         time.sleep(0.3)
         put(self, path, value, mode)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Obstinate, "pipe_file", slowly)
+        patch.setattr(Obstinate, "pipe_file", put_slowly)
         writer = LedgerWriter(url, rotation=Rotation(rows=10))
-        for one in sends(100):
-            writer.record(one)
+        for operation in sends(100):
+            writer.record(operation)
         writer.close(timeout=0.1)
     assert len(rows_of(url)) == 100
     assert writer.status().dropped_rows == 0
 
 
-# ---- what is not an ordinary row ----
-
-
-def test_a_row_that_does_not_fit_costs_only_itself_and_is_counted(tmp_path: Path) -> None:
+def test_row_that_does_not_fit_is_dropped_and_counted(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
-        for one in sends(300):
-            writer.record(one)
+        for operation in sends(300):
+            writer.record(operation)
         writer.record(a_send(bytes=2**63))
         writer.record(a_send("\ud800"))
-        for one in sends(300):
-            writer.record(one)
+        for operation in sends(300):
+            writer.record(operation)
     assert dropped_in(tmp_path) == {DOES_NOT_FIT: 2}
     assert len(rows_of(tmp_path)) == 601
     assert writer.status().dropped_rows == 2
 
 
-def test_even_what_is_no_operation_at_all_does_no_harm(tmp_path: Path) -> None:
+def test_object_that_is_not_an_operation_is_dropped_and_counted(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         writer.record(a_send("before"))
         writer.record(None)  # type: ignore[arg-type]
@@ -364,7 +358,7 @@ def test_even_what_is_no_operation_at_all_does_no_harm(tmp_path: Path) -> None:
     assert writer.status().dropped_rows == 1
 
 
-def test_what_is_recorded_after_a_close_is_counted(tmp_path: Path) -> None:
+def test_rows_recorded_after_close_are_counted_as_dropped(tmp_path: Path) -> None:
     writer = LedgerWriter(tmp_path)
     writer.close()
     assert not writer.offer(a_send())
@@ -374,23 +368,23 @@ def test_what_is_recorded_after_a_close_is_counted(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_old_temporary_files_are_removed_and_young_ones_left(tmp_path: Path) -> None:
+def test_writer_removes_old_temporary_files_only(tmp_path: Path) -> None:
     folder = tmp_path / "day=2026-11-16"
     folder.mkdir()
     old = folder / temp_name(str(FileName(NOON - 2 * HOUR, "0" * 16, 1, 1)))
-    young = folder / temp_name(str(FileName(NOON - HOUR // 2, "0" * 16, 1, 1)))
+    recent = folder / temp_name(str(FileName(NOON - HOUR // 2, "0" * 16, 1, 1)))
     foreign = folder / ".hidden.tmp"
-    for file in (old, young, foreign):
+    for file in (old, recent, foreign):
         file.write_bytes(b"part of a file")
     with LedgerWriter(tmp_path, now_us=lambda: NOON) as writer:
         writer.record(a_send())
     assert not old.exists()
-    assert young.exists()
+    assert recent.exists()
     assert foreign.exists()
     assert message_ids(tmp_path) == {"m": 1}
 
 
-def test_a_writer_leaves_nothing_running(tmp_path: Path) -> None:
+def test_close_ends_the_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     for _ in range(3):
         with LedgerWriter(tmp_path) as writer:
@@ -402,26 +396,26 @@ def test_a_writer_leaves_nothing_running(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "url", ["sftp://host/ledger", "https://host/ledger", "hdfs://host/ledger", "zip://x::file://y"]
 )
-def test_a_place_where_files_do_not_appear_whole_is_refused(url: str) -> None:
+def test_writer_rejects_url_without_atomic_writes(url: str) -> None:
     with pytest.raises(ValueError, match="files do not appear whole"):
         LedgerWriter(url)
 
 
-def test_bad_settings_are_refused(tmp_path: Path) -> None:
+def test_writer_rejects_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="buffer_rows must be at least 1, not 0"):
         LedgerWriter(tmp_path, buffer_rows=0)
     with pytest.raises(ValueError, match="path must not be empty"):
         LedgerWriter("")
 
 
-def test_writer_in_a_forked_child_writes_its_own_rows_once(tmp_path: Path) -> None:
+def test_forked_child_writes_its_own_rows_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.ledger.forking_process", str(tmp_path)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert finished.returncode == 0, finished.stderr
-    parents, *children = map(int, finished.stdout.split())
-    assert children == [100, 100, 100]
-    times = message_ids(tmp_path)
-    assert set(times.values()) == {1}
-    rows = Counter(str(name).rpartition("-")[0] for name in times)
-    assert rows == {"parent": parents, "child-0": 100, "child-1": 100, "child-2": 100}
-    assert len({path.name.split("-")[1] for path in files_of(tmp_path)}) == 4, "each writes files of its own"
+    parent_rows, *child_rows = map(int, finished.stdout.split())
+    assert child_rows == [100, 100, 100]
+    counts = message_ids(tmp_path)
+    assert set(counts.values()) == {1}
+    rows = Counter(str(name).rpartition("-")[0] for name in counts)
+    assert rows == {"parent": parent_rows, "child-0": 100, "child-1": 100, "child-2": 100}
+    assert len({path.name.split("-")[1] for path in files_of(tmp_path)}) == 4, "each process writes its own files"

@@ -1,4 +1,4 @@
-"""What can be wrong with the place of a ledger, begun and ended on demand: full, read-only, slow, gone."""
+"""Simulates failures of a ledger's store that begin and end on demand: full, read-only, slow, gone."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from tests.ledger.stores import Obstinate
 
-#: Nobody can make a folder there, the superuser included.
+#: No user can create a folder here, not even root.
 READ_ONLY = "/sys"
 
 
 class Full:
-    """A store without room for another file."""
+    """A store without free space."""
 
     def __init__(self, folder: Path) -> None:
         self.url = Obstinate.reset()
@@ -26,7 +26,7 @@ class Full:
 
 
 class Slow:
-    """A store that does not answer for as long as it lasts."""
+    """A store whose writes hang."""
 
     def __init__(self, folder: Path) -> None:
         self.url = Obstinate.reset()
@@ -39,7 +39,7 @@ class Slow:
 
 
 class Linked:
-    """A folder that is reached by a link, as a mounted one."""
+    """A folder behind a symbolic link, which stands for a mounted folder."""
 
     def __init__(self, folder: Path) -> None:
         self._link, self._real, self._away = folder / "ledger", folder / "real", folder / "away"
@@ -48,13 +48,13 @@ class Linked:
         self.url = str(self._link)
 
     def _point_to(self, target: str | Path) -> None:
-        made = self._link.with_name("made")
-        made.symlink_to(target)
-        made.replace(self._link)
+        new_link = self._link.with_name("new_link")
+        new_link.symlink_to(target)
+        new_link.replace(self._link)
 
 
 class ReadOnly(Linked):
-    """A file system that nobody can write to."""
+    """A read-only file system."""
 
     def begin(self) -> None:
         self._point_to(READ_ONLY)
@@ -64,7 +64,7 @@ class ReadOnly(Linked):
 
 
 class Gone(Linked):
-    """A folder that has disappeared, and comes back."""
+    """A folder that disappears and comes back."""
 
     def begin(self) -> None:
         self._real.rename(self._away)
