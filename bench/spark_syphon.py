@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twinbus.envelope.wrapping import wrap
-from twinbus.spark.drain.drain_loop import Settings, SparkDrain
+from twinbus.spark.draining.drain_loop import DrainSettings, SparkDrain
 from twinbus.spark.session import running_spark
 from twinbus.syphon.connector import Side
 
@@ -90,7 +90,7 @@ class Bench:
         primary, secondary = (
             Side.from_connection_string(server.connection_string) for server in (self._primary, self._secondary)
         )
-        settings = Settings(pairing="contoso", pumps=pumps, ledger=str(self._folder / "ledger"))
+        settings = DrainSettings(pairing="contoso", pumps=pumps, ledger=str(self._folder / "ledger"))
         report = asyncio.run(SparkDrain(spark, primary, secondary, QUEUES, settings).run())
         if report.drain.total.moved != count:
             raise RuntimeError(f"expected {count} moved messages, got {report.drain.total.moved}")

@@ -12,8 +12,7 @@ import sys
 from twinbus.report.assemble import Wishes, assemble, open_results
 from twinbus.report.cost.prices import load_prices
 from twinbus.report.render.html import render
-from twinbus.spark import drain, run_pipeline
-from twinbus.spark.drain.drain_loop import Settings
+from twinbus.spark import DrainSettings, drain, run_pipeline
 from twinbus.spark.session import running_spark
 from twinbus.syphon import Side
 
@@ -25,7 +24,7 @@ def main(primary_name: str, ledger: str, html: str = "report.html") -> int:
         Side.from_connection_string(os.environ[name]) for name in ("TWINBUS_PRIMARY", "TWINBUS_SECONDARY")
     )
     queues = [f"{primary_name}/x-servicebus-transfer/{index}" for index in range(QUEUES)]
-    settings = Settings(pairing=primary_name, pumps=QUEUES, ledger=ledger)
+    settings = DrainSettings(pairing=primary_name, pumps=QUEUES, ledger=ledger)
     with running_spark(app_name="after the outage") as spark:
         drained = drain(spark, primary, secondary, queues, settings)
         print(drained.to_json(), flush=True)

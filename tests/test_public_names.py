@@ -101,6 +101,22 @@ def test_every_error_and_event_is_public() -> None:
                 assert getattr(twinbus, name) is value
 
 
+def test_no_submodule_shadows_a_public_name() -> None:
+    program = """
+import importlib, pkgutil, types, twinbus
+for module in pkgutil.walk_packages(twinbus.__path__, "twinbus."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+for name in ("twinbus", "twinbus.aio", "twinbus.emulator", "twinbus.ledger", "twinbus.spark", "twinbus.testing"):
+    package = importlib.import_module(name)
+    for public in getattr(package, "__all__", ()):
+        if isinstance(getattr(package, public), types.ModuleType):
+            print(f"{name}.{public}")
+"""
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert finished.stdout == ""
+
+
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="no attribute 'PairedClient'"):
         twinbus.PairedClient  # noqa: B018

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from twinbus import __version__
-from twinbus.spark.drain.worker_check import check_workers
+from twinbus.spark.draining.worker_check import check_workers
 from twinbus.spark.pipeline_errors import SparkNotStartedError, WorkersUnpreparedError
 from twinbus.spark.session import is_running, running_spark, spark_session
 

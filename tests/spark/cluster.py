@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from twinbus.spark.drain.worker_check import check_workers
+from twinbus.spark.draining.worker_check import check_workers
 from twinbus.spark.pipeline_errors import WorkersUnpreparedError
 from twinbus.spark.session import running_spark
 

@@ -17,9 +17,9 @@ from urllib.request import urlopen
 from tests.pipeline.drain.backlogs import QUEUES
 
 from twinbus.pairing.options import SyphonOptions
-from twinbus.spark.drain.drain_loop import Settings, SparkDrain
-from twinbus.spark.drain.drain_task import SliceWork
-from twinbus.spark.drain.slice_planning import Assignment
+from twinbus.spark.draining.drain_loop import DrainSettings, SparkDrain
+from twinbus.spark.draining.drain_task import SliceWork
+from twinbus.spark.draining.slice_planning import Assignment
 from twinbus.spark.session import spark_session
 from twinbus.syphon.connector import Side
 
@@ -39,7 +39,7 @@ class Watched(SparkDrain):
 def main(folder: Path, given: dict[str, Any]) -> None:
     spark = spark_session(slots=4, memory="1g", config=given["config"])
     sides = [Side.from_connection_string(os.environ[f"TWINBUS_{name}"]) for name in ("PRIMARY", "SECONDARY")]
-    settings = Settings(options=SyphonOptions(), pumps=3, order=given.get("order"), ledger=str(folder / "ledger"))
+    settings = DrainSettings(options=SyphonOptions(), pumps=3, order=given.get("order"), ledger=str(folder / "ledger"))
     try:
         drain = Watched(spark, *sides, QUEUES, settings)
         drain.tokens = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from twinbus.spark.drain.worker_check import check_workers
+from twinbus.spark.draining.worker_check import check_workers
 from twinbus.spark.session import running_spark
 
 #: Secrets as somebody may give them: as settings of Spark, for a store or by mistake.

@@ -24,7 +24,7 @@ PROGRAM = Path(__file__).with_name("cluster.py")
 HAS_CONNECT = not pyspark.__version__.startswith("3.")
 CLIENT = """
 from pyspark.sql import functions as f
-from twinbus.spark.drain.worker_check import check_workers
+from twinbus.spark.draining.worker_check import check_workers
 from twinbus.spark.session import spark_session
 
 spark = spark_session(remote={remote!r})

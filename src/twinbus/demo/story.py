@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from twinbus.report.document import Report
-    from twinbus.spark.drain.slice_results import SparkReport
+    from twinbus.spark.draining.slice_results import SparkReport
 
 Fault = Literal["kill", "blackhole"]
 
@@ -206,16 +206,16 @@ class Story:
     async def _drain(
         self, spark: SparkSession, primary: NamespaceProcess, secondary: NamespaceProcess, scene: Scene
     ) -> SparkReport:
-        from twinbus.spark.drain.drain_loop import Progress, Settings, SparkDrain
-        from twinbus.spark.drain.drain_progress import view_of
+        from twinbus.spark.draining.drain_loop import DrainProgress, DrainSettings, SparkDrain
+        from twinbus.spark.draining.drain_progress import view_of
 
-        def show(progress: Progress) -> None:
+        def show(progress: DrainProgress) -> None:
             self._moved = progress.total - (progress.remaining or 0)
             scene.below = view_of(progress)
 
         sides = [Side.from_connection_string(process.connection_string) for process in (primary, secondary)]
         queues = [backlog_path("contoso", index) for index in range(BACKLOG_QUEUES)]
-        settings = Settings(pumps=BACKLOG_QUEUES, pairing="contoso", ledger=str(self._folder / "ledger"))
+        settings = DrainSettings(pumps=BACKLOG_QUEUES, pairing="contoso", ledger=str(self._folder / "ledger"))
         report = await SparkDrain(spark, sides[0], sides[1], queues, settings, show).run()
         self._moved = report.drain.total.moved
         scene.below = None

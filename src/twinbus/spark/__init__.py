@@ -21,13 +21,13 @@ from twinbus.tables.table_schemas import TABLES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from twinbus.spark.drain.drain_loop import Settings
-    from twinbus.spark.drain.slice_results import SparkReport
     from twinbus.syphon import Side
 
+    from .draining.drain_loop import DrainProgress, DrainSettings
+    from .draining.slice_results import SparkReport
     from .pipeline.run import RunResult
 
-__all__ = ["drain", "read_table", "run_pipeline"]
+__all__ = ["DrainProgress", "DrainSettings", "drain", "read_table", "run_pipeline"]
 
 
 def run_pipeline(
@@ -110,7 +110,13 @@ def read_table(
 
 
 def drain(
-    spark: SparkSession, primary: Side, secondary: Side, queues: list[str], settings: Settings | None = None
+    spark: SparkSession,
+    primary: Side,
+    secondary: Side,
+    queues: list[str],
+    settings: DrainSettings | None = None,
+    *,
+    on_progress: Callable[[DrainProgress], None] = lambda progress: None,
 ) -> SparkReport:
     """Drain backlog queues with tasks of Spark until nothing is left that can be moved.
 
@@ -118,16 +124,26 @@ def drain(
 
     Args:
         queues: Paths of the backlog queues in the secondary namespace.
+        on_progress: Called in another thread, a few times per slice.
 
     Raises:
         PipelineError: The backlog could not be drained, or a worker lacks twinbus or does not reach the ledger.
     """
-    from twinbus.spark.drain.drain_loop import Settings, SparkDrain
-    from twinbus.spark.drain.worker_check import check_workers
+    from .draining.drain_loop import DrainSettings, SparkDrain
+    from .draining.worker_check import check_workers
 
-    settings = settings or Settings()
+    settings = settings or DrainSettings()
     check_workers(spark, settings.ledger)
-    draining = SparkDrain(spark, primary, secondary, queues, settings)
-    # In a thread of its own: notebooks have an event loop that is running.
+    spark_drain = SparkDrain(spark, primary, secondary, queues, settings, on_progress)
+    # In another thread, because notebooks have an event loop that is running.
     with ThreadPoolExecutor(1, "twinbus-drain") as pool:
-        return pool.submit(lambda: asyncio.run(draining.run())).result()
+        return pool.submit(lambda: asyncio.run(spark_drain.run())).result()
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: the pipeline does not need what a drain imports.
+    if name not in ("DrainProgress", "DrainSettings"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .draining import drain_loop
+
+    return getattr(drain_loop, name)

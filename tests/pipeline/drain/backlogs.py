@@ -14,11 +14,11 @@ from twinbus.emulator import DEFAULT, Profile, QueueDescription
 from twinbus.emulator.entities.queue import Queue
 from twinbus.pairing.options import SyphonOptions
 from twinbus.servicebus.durations import TICKS_PER_SECOND
-from twinbus.spark.drain.drain_loop import Progress, Settings, SparkDrain
-from twinbus.spark.drain.drain_task import SliceWork, facts_of
-from twinbus.spark.drain.slice_planning import Assignment
-from twinbus.spark.drain.slice_results import Figure, SliceResult, SparkReport
-from twinbus.spark.drain.task_tokens import mint
+from twinbus.spark.draining.drain_loop import DrainProgress, DrainSettings, SparkDrain
+from twinbus.spark.draining.drain_task import SliceWork, facts_of
+from twinbus.spark.draining.slice_planning import Assignment
+from twinbus.spark.draining.slice_results import Figure, SliceResult, SparkReport
+from twinbus.spark.draining.task_tokens import mint
 from twinbus.syphon.connector import Side
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ class Backlogs(Pair):
     # ---- a drain ----
 
     def drain_on(
-        self, spark: SparkSession, *queues: str, seen: list[Progress] | None = None, **told: Any
+        self, spark: SparkSession, *queues: str, seen: list[DrainProgress] | None = None, **told: Any
     ) -> SparkDrain:
         options = SyphonOptions(**{**QUICK, **told.pop("options", {})})
-        settings = Settings(
+        settings = DrainSettings(
             options=options,
             **{"lock_seconds": self.lock_seconds, "pumps": 4, "slice_seconds": 20, "pairing": "contoso", **told},
         )

@@ -12,7 +12,7 @@ from tests.syphon.pumping import numbered, take_all
 
 from twinbus.emulator import Fault, FaultKind
 from twinbus.ledger import OperationKind
-from twinbus.spark.drain.backlog_survey import Backlog
+from twinbus.spark.draining.backlog_survey import Backlog
 from twinbus.syphon import ACCEPT, DEFER, RELEASE, AmqpError
 
 

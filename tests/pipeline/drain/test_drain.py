@@ -17,9 +17,9 @@ from twinbus.emulator import Fault, FaultKind
 from twinbus.ledger import OperationKind, Outcome, Stage
 from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.schema import to_operations
-from twinbus.spark.drain import drain_loop as loop
-from twinbus.spark.drain import slice_planning as planning
-from twinbus.spark.drain.drain_loop import Progress, Settings, SparkDrain
+from twinbus.spark.draining import drain_loop as loop
+from twinbus.spark.draining import slice_planning as planning
+from twinbus.spark.draining.drain_loop import DrainProgress, DrainSettings, SparkDrain
 from twinbus.spark.pipeline_errors import DrainFailedError
 from twinbus.syphon import AmqpError
 
@@ -56,7 +56,7 @@ async def test_a_destination_that_no_look_showed_gets_its_token_in_the_next_slic
     await pair.put(
         [*numbered("orders", range(1_000)), *numbered("bills", [1]), *numbered("orders", range(1_000, 4_000))]
     )
-    seen: list[Progress] = []
+    seen: list[DrainProgress] = []
     report = await pair.drained(spark, seen=seen)
     assert pair.left == 0
     assert report.drain.total.moved == 4_001
@@ -103,7 +103,7 @@ async def test_sessions_stay_in_order(pair: Backlogs, spark: SparkSession) -> No
 async def test_messages_that_somebody_else_keeps_locked_are_held_not_waited_for_for_ever(
     short_locks: Backlogs, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.spark.drain.drain_loop.PATIENCE", 1.0)
+    monkeypatch.setattr("twinbus.spark.draining.drain_loop.PATIENCE", 1.0)
     await short_locks.put(numbered("orders", range(3)))
     async with connect(short_locks.secondary) as connection:
         _, inbox = await receive(connection, FIRST, 3)
@@ -160,9 +160,9 @@ async def test_a_ledger_that_takes_no_rows_ends_the_drain_at_once(
 
 async def test_bad_settings_are_refused_with_their_bounds(pair: Backlogs, spark: SparkSession) -> None:
     with pytest.raises(ValueError, match="slice_seconds must be 1 to 60, not 61"):
-        Settings(slice_seconds=61)
+        DrainSettings(slice_seconds=61)
     with pytest.raises(ValueError, match=f"pumps must be 1 to {planning.MAX_PUMPS}, not 0"):
-        Settings(pumps=0)
+        DrainSettings(pumps=0)
     with pytest.raises(ValueError, match="queues must name at least one"):
         SparkDrain(spark, *pair.sides, [])
 
@@ -185,7 +185,7 @@ async def test_stop_ends_it_after_the_slice_and_leaves_nothing_locked(pair: Back
 
 
 async def test_watching_starts_slices_when_something_arrives(pair: Backlogs, spark: SparkSession) -> None:
-    seen: list[Progress] = []
+    seen: list[DrainProgress] = []
     drain = pair.drain_on(spark, seen=seen)
     running = asyncio.create_task(drain.run(watch=True))
     await eventually(lambda: seen and seen[-1].is_waiting)
@@ -213,7 +213,7 @@ async def test_watching_tries_what_is_deferred_again(pair: Backlogs, spark: Spar
 
 async def test_progress_tells_what_remains_and_how_fast_it_goes(pair: Backlogs, spark: SparkSession) -> None:
     await pair.put(numbered("orders", range(3_000)))
-    seen: list[Progress] = []
+    seen: list[DrainProgress] = []
     await pair.drained(spark, seen=seen)
     assert seen[0].remaining == pytest.approx(3_000, rel=0.1)
     assert any(one.pumps for one in seen)
@@ -226,7 +226,7 @@ async def test_progress_moves_while_a_slice_runs(
 ) -> None:
     monkeypatch.setattr(loop, "GLANCE_EVERY", 0.5)
     await pair.put(numbered("orders", range(1_500)))
-    seen: list[Progress] = []
+    seen: list[DrainProgress] = []
     await pair.drained(spark, FIRST, seen=seen, options={"rate": 300})
     slice_ends = next(one.ends_at for one in seen if one.pumps)
     at_work = [one.remaining or 0 for one in seen if one.pumps and one.ends_at == slice_ends]

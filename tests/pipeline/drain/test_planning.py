@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.spark.drain.slice_planning import LEAST_PER_PUMP, MAX_PUMPS, Assignment, Depth, plan, slice_seconds
+from twinbus.spark.draining.slice_planning import LEAST_PER_PUMP, MAX_PUMPS, Assignment, Depth, plan, slice_seconds
 
 DEPTHS = st.lists(st.integers(0, 10_000_000), max_size=30).map(
     lambda found: [Depth(f"q{index}", depth) for index, depth in enumerate(found)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from twinbus.spark.drain import task_words as words
-from twinbus.spark.drain.drain_loop import Progress
-from twinbus.spark.drain.drain_progress import line_of, table_of
-from twinbus.spark.drain.slice_results import Account, Figure, SliceResult
+from twinbus.spark.draining import task_words as words
+from twinbus.spark.draining.drain_loop import DrainProgress
+from twinbus.spark.draining.drain_progress import line_of, table_of
+from twinbus.spark.draining.slice_results import Account, Figure, SliceResult
 from twinbus.syphon.settlement import facts
 
 
@@ -56,7 +56,7 @@ def test_a_pump_that_failed_has_not_finished_whatever_the_others_say() -> None:
 def test_progress_says_moved_remaining_rate_time_left_and_what_is_deferred() -> None:
     account = Account()
     account.add(SliceResult.of([figure(facts.MOVED, 12_000), figure(words.LEFT_DEFERRED, 3, "[red]")]))
-    progress = Progress(account, 600_000, 1000.0, pumps=4, ends_at=110.0)
+    progress = DrainProgress(account, 600_000, 1000.0, pumps=4, ends_at=110.0)
     assert line_of(progress, 100.0) == (
         "12,000 moved, about 600,000 remaining, 1,000 a second, 10 min left, 3 deferred, slice 2, 4 pumps, 10 s to go"
     )
@@ -64,6 +64,6 @@ def test_progress_says_moved_remaining_rate_time_left_and_what_is_deferred() -> 
 
 
 def test_before_the_first_slice_has_ended_nothing_is_said_to_be_moved() -> None:
-    assert line_of(Progress(Account(), 500, 50.0, pumps=2, ends_at=10.0), 0.0) == (
+    assert line_of(DrainProgress(Account(), 500, 50.0, pumps=2, ends_at=10.0), 0.0) == (
         "about 500 remaining, 50 a second, 10 s left, slice 1, 2 pumps, 10 s to go"
     )

@@ -16,8 +16,8 @@ from twinbus.ledger import Stage
 from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.schema import to_operations
 from twinbus.ledger.writer import LedgerWriter
-from twinbus.spark.drain.drain_task import SCHEMA, facts_of
-from twinbus.spark.drain.slice_planning import Assignment
+from twinbus.spark.draining.drain_task import SCHEMA, facts_of
+from twinbus.spark.draining.slice_planning import Assignment
 from twinbus.syphon.settlement import facts
 
 ALONE = Assignment((FIRST,))

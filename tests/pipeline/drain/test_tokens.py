@@ -11,7 +11,7 @@ import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential
 
 from twinbus.amqp.client.endpoint import Endpoint
-from twinbus.spark.drain.task_tokens import SECONDS, HandedTokens, NoTokenError, mint
+from twinbus.spark.draining.task_tokens import SECONDS, HandedTokens, NoTokenError, mint
 from twinbus.syphon.credentials import SasKey
 
 KEY = "c2VjcmV0LWtleS1vZi10aGUtbmFtZXNwYWNl"

@@ -22,8 +22,8 @@ from .access_check import find_access_problem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from twinbus.spark.drain.drain_loop import Settings, SparkDrain
-    from twinbus.spark.drain.slice_results import SparkReport
+    from twinbus.spark.draining.drain_loop import DrainSettings, SparkDrain
+    from twinbus.spark.draining.slice_results import SparkReport
 
 SPARE_SLOTS = 2
 
@@ -35,15 +35,15 @@ def spark_settings(
     ledger: str | None,
     ledger_mode: LedgerMode,
     log_level: str,
-) -> Settings:
+) -> DrainSettings:
     """Return the settings of the drain. Raises `ValueError` for bad values, `SparkMissingError` without the extra."""
     try:
-        from twinbus.spark.drain import drain_loop as loop
+        from twinbus.spark.draining import drain_loop as loop
     except ImportError:
         raise SparkMissingError from None
     if ledger is not None and "://" not in ledger:
         ledger = os.path.abspath(ledger)  # Spark tasks run in other folders
-    return loop.Settings(
+    return loop.DrainSettings(
         options=terms.options,
         ttl=terms.ttl,
         order=terms.order,
@@ -62,7 +62,7 @@ class SparkSyphon:
 
     pair: Pair
     count: int
-    settings: Settings
+    settings: DrainSettings
     watch: bool
     master: str | None
     remote: str | None
@@ -70,7 +70,7 @@ class SparkSyphon:
 
     def run(self) -> tuple[SparkReport, bool]:
         """Return the report, and whether a signal ended the run. Raises PipelineError, AmqpError, ValueError."""
-        from twinbus.spark.drain.worker_check import check_workers
+        from twinbus.spark.draining.worker_check import check_workers
         from twinbus.spark.session import running_spark
 
         with running_spark(
@@ -84,8 +84,8 @@ class SparkSyphon:
             return run_loop(self._drain(spark))
 
     async def _drain(self, spark: SparkSession) -> tuple[SparkReport, bool]:
-        from twinbus.spark.drain.drain_loop import SparkDrain
-        from twinbus.spark.drain.drain_progress import ProgressView
+        from twinbus.spark.draining.drain_loop import SparkDrain
+        from twinbus.spark.draining.drain_progress import ProgressView
 
         name = await self.pair.primary_name()
         await self.pair.check_not_swapped(name)

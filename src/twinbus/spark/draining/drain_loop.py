@@ -46,7 +46,7 @@ GLANCE_EVERY = 2.0  # seconds, while a slice runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class DrainSettings:
     """How a drain on Spark works. `pumps` is how many run at once, `slice_seconds` how long a slice takes new ones.
 
     `ledger` must be a folder or URL that every executor reaches. Raises `ValueError` for what is out of bounds.
@@ -72,7 +72,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DrainProgress:
     """How far a drain is, for those who watch."""
 
     account: Account
@@ -97,7 +97,7 @@ class Progress:
 class SparkDrain:
     """Drains the backlog queues of a pairing with tasks of a Spark session.
 
-    report = await SparkDrain(spark, primary, secondary, queues, Settings()).run()
+    report = await SparkDrain(spark, primary, secondary, queues, DrainSettings()).run()
 
     Raises `ValueError` for what cannot work: no queue, certificates that a task could not be given, order with
     speculation.
@@ -109,15 +109,15 @@ class SparkDrain:
         primary: Side,
         secondary: Side,
         queues: Iterable[str],
-        settings: Settings | None = None,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        settings: DrainSettings | None = None,
+        on_progress: Callable[[DrainProgress], None] = lambda progress: None,
     ) -> None:
         self._queues = tuple(dict.fromkeys(queues))
         if not self._queues:
             raise ValueError("queues must name at least one backlog queue")
         if primary.ssl_context is not None or secondary.ssl_context is not None:
             raise ValueError("ssl_context cannot be given to tasks: let the workers' machines trust the certificate")
-        self._settings = settings or Settings()
+        self._settings = settings or DrainSettings()
         if spark.conf.get("spark.speculation", "false") == "true":
             if self._settings.order is not None:
                 raise ValueError(
@@ -331,7 +331,7 @@ class SparkDrain:
             task.result()
 
     def _tell(self, pumps: int = 0, ends_at: float = 0.0, is_waiting: bool = False) -> None:
-        progress = Progress(self._account, self._remaining, self._rate, self._total, pumps, ends_at, is_waiting)
+        progress = DrainProgress(self._account, self._remaining, self._rate, self._total, pumps, ends_at, is_waiting)
         self._on_progress(progress)
 
 

@@ -14,14 +14,14 @@ from rich.text import Text
 
 from twinbus.syphon.drain_report import Tally
 
-from .drain_loop import Progress
+from .drain_loop import DrainProgress
 
 MAX_DESTINATIONS = 10
 REFRESH_A_SECOND = 2
 BAR_WIDTH = 60
 
 
-def line_of(progress: Progress, now: float) -> str:
+def line_of(progress: DrainProgress, now: float) -> str:
     """One line: moved, remaining, rate, time left, and what is going on. `now` is the event loop's time."""
     parts = [f"{progress.account.moved:,} moved"] if progress.account.slices or not progress.pumps else []
     if progress.remaining is not None:
@@ -46,7 +46,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def table_of(progress: Progress) -> Table:
+def table_of(progress: DrainProgress) -> Table:
     """The destinations with most messages."""
     account = progress.account
     paths = dict.fromkeys([*account.tallies, *account.deferred])
@@ -65,7 +65,7 @@ def table_of(progress: Progress) -> Table:
     return table
 
 
-def view_of(progress: Progress) -> RenderableType:
+def view_of(progress: DrainProgress) -> RenderableType:
     """A bar for what is done, and the destinations."""
     done = progress.total - (progress.remaining or 0)
     bar = ProgressBar(total=max(1, progress.total), completed=done, width=BAR_WIDTH)
@@ -78,7 +78,7 @@ class ProgressView:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._live: Live | None = None
-        self._latest: Progress | None = None
+        self._latest: DrainProgress | None = None
         self._told = ""
         self._loop = asyncio.get_running_loop()
 
@@ -99,7 +99,7 @@ class ProgressView:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: DrainProgress) -> None:
         self._latest = progress
         line = line_of(progress, self._loop.time())
         if self._live is None and not progress.pumps and line != self._told:
