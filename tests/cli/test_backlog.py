@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.blocked_ledger import block
+from tests.connection_strings import connection_string
 from tests.emulator.contract.bus import let_pass
 from tests.syphon.bus import connect
 from tests.syphon.pumping import BACKLOG, Pair, bodies, envelope, numbered
@@ -20,7 +21,6 @@ from twinbus.amqp.client.receiver import Delivery, dead_letter
 from twinbus.cli.commands import backlog as command
 from twinbus.cli.main import app
 from twinbus.emulator import DEFAULT, QueueDescription
-from twinbus.emulator.auth.security import AccessPolicy, connection_string
 from twinbus.ledger import NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.schema import to_operations
@@ -252,12 +252,11 @@ async def test_status_shows_what_is_deferred_for_a_destination_that_is_down(pair
 
 async def test_status_without_the_right_to_manage_looks_into_the_queues_it_may_listen_to(pair: Pair) -> None:
     second = "contoso/x-servicebus-transfer/1"
-    policy = AccessPolicy("reader", "a2V5", "b3RoZXI=", frozenset({Right.LISTEN}))
-    rule = AuthorizationRule(policy.name, policy.primary_key, policy.secondary_key, policy.rights)
+    rule = AuthorizationRule("reader", "a2V5", "b3RoZXI=", frozenset({Right.LISTEN}))
     await pair.secondary.create(QueueDescription(second, authorization_rules=(rule,)))
     async with connect(pair.secondary) as connection:
         await (await connection.attach_sender(second)).deliver(envelope("orders"), 10)
-    text = connection_string(pair.secondary.host, pair.secondary.port, policy)
+    text = connection_string(pair.secondary, rule.primary_key, rule.key_name)
     result = await invoke(pair, "status", "--secondary", text, "--queues", "3", "--json")
     found = json.loads(result.stdout)
     assert "lacks the Manage right" in found["administration_error"]

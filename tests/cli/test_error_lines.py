@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_syphon import ended, start
+from tests.connection_strings import connection_string
 from tests.syphon.pumping import Pair, numbered
 from typer.testing import CliRunner
 
@@ -17,8 +18,6 @@ from twinbus.cli.main import app
 from twinbus.cli.options.quantities import seconds
 from twinbus.cli.text import counted, size
 from twinbus.emulator import DEFAULT, Namespace
-from twinbus.emulator.auth.security import AccessPolicy, connection_string
-from twinbus.servicebus.access_rights import Right
 
 KEY = "c2VjcmV0"
 NAMESPACE = f"Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
@@ -86,8 +85,7 @@ def test_one_is_singular() -> None:
 
 
 def with_wrong_key(namespace: Namespace) -> str:
-    policy = AccessPolicy("RootManageSharedAccessKey", KEY, KEY, frozenset({Right.MANAGE}))
-    return connection_string(namespace.host, namespace.port, policy)
+    return connection_string(namespace, KEY)
 
 
 @pytest.mark.slow

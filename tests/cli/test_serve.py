@@ -20,13 +20,13 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError, ServiceBusServerBusyError
+from tests.connection_strings import ROOT_POLICY
 from tests.emulator.wire import ServeProcess, administration
 from tests.free_port import free_port
 from typer.testing import CliRunner
 
 from twinbus.amqp.codec.frames import SASL_HEADER
 from twinbus.cli.main import app
-from twinbus.emulator.auth.security import ROOT_POLICY
 from twinbus.servicebus.connection_strings import ConnectionString
 
 pytestmark = pytest.mark.slow

@@ -12,14 +12,22 @@ from typing import Any
 
 import pytest
 from tests.cli.test_backlog import give_up, invoke, row
+from tests.connection_strings import connection_string
 from tests.syphon.bus import connect
 from tests.syphon.pumping import BACKLOG, Pair, envelope, numbered
 from typer.testing import Result
 
 from twinbus.cli.commands import pair_status
-from twinbus.emulator import DEFAULT, Fault, FaultKind, FaultPoint, Namespace, NamespaceConfig, QueueDescription
-from twinbus.emulator.auth.security import AccessPolicy, connection_string
-from twinbus.emulator.config.namespace_file import PolicyConfig
+from twinbus.emulator import (
+    DEFAULT,
+    Fault,
+    FaultKind,
+    FaultPoint,
+    Namespace,
+    NamespaceConfig,
+    PolicyConfig,
+    QueueDescription,
+)
 from twinbus.ledger import Outcome, Stage
 from twinbus.ledger.writer import LedgerWriter
 from twinbus.servicebus.access_rights import Right
@@ -70,10 +78,10 @@ class Shop(Pair):
         self.secondary = Namespace(config, profile=DEFAULT, clock=self.clock)
 
     def primary_of(self, name: str) -> str:
-        return connection_string(self.primary.host, self.primary.port, self.primary.policy(name))
+        return self.primary.connection_string_for(name)
 
     def secondary_of(self, name: str) -> str:
-        return connection_string(self.secondary.host, self.secondary.port, self.secondary.policy(name))
+        return self.secondary.connection_string_for(name)
 
 
 RIGHTS = {"sender": Right.SEND, "reader": Right.LISTEN}
@@ -166,12 +174,8 @@ async def test_what_may_not_be_looked_into_is_not_well(shop: Shop) -> None:
 # ---- the primary's key ----
 
 
-def with_key(namespace: Namespace, name: str, key: str) -> str:
-    return connection_string(namespace.host, namespace.port, AccessPolicy(name, key, key, frozenset({Right.SEND})))
-
-
 async def test_a_wrong_key_for_the_primary_is_seen_though_nobody_has_to_ask_for_its_name(shop: Shop) -> None:
-    wrong = with_key(shop.primary, "sender", WRONG)
+    wrong = connection_string(shop.primary, WRONG, "sender")
     text = await check(shop, "--primary", wrong, code=1)
     explained("refuses: the key is wrong", text)
     assert text.startswith("primary: refuses: the key is wrong: InvalidSignature")
@@ -183,14 +187,13 @@ async def test_a_wrong_key_for_the_primary_is_seen_though_nobody_has_to_ask_for_
 
 
 async def test_the_key_of_one_queue_is_good_if_the_connection_string_names_the_queue(shop: Shop) -> None:
-    key = AccessPolicy("clerk", "a2V5", "b3RoZXI=", frozenset({Right.SEND}))
-    rule = AuthorizationRule(key.name, key.primary_key, key.secondary_key, key.rights)
+    rule = AuthorizationRule("clerk", "a2V5", "b3RoZXI=", frozenset({Right.SEND}))
     queue = shop.primary.find("orders")
     assert queue is not None
     await shop.primary.update(replace(queue.description, authorization_rules=(rule,)))
-    where = shop.primary.host, shop.primary.port
-    await check(shop, "--primary", connection_string(*where, key, "orders"), code=0)
-    await check(shop, "--primary", connection_string(*where, key), code=1)
+    key = rule.primary_key, rule.key_name
+    await check(shop, "--primary", connection_string(shop.primary, *key, entity="orders"), code=0)
+    await check(shop, "--primary", connection_string(shop.primary, *key), code=1)
 
 
 async def test_a_primary_that_takes_no_tokens_now_does_not_answer(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

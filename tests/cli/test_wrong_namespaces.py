@@ -8,10 +8,10 @@ import pytest
 from tests.cli.test_backlog import give_up, invoke
 from tests.cli.test_backlog import pair as pair
 from tests.cli.test_syphon import ended, start
+from tests.connection_strings import connection_string
 from tests.syphon.pumping import BACKLOG, Pair, numbered
 
 from twinbus.emulator import Namespace
-from twinbus.emulator.auth.security import AccessPolicy, connection_string
 from twinbus.servicebus.access_rights import Right
 from twinbus.servicebus.connection_strings import ConnectionString
 from twinbus.servicebus.entity_descriptions import AuthorizationRule
@@ -31,8 +31,7 @@ COMMANDS = [
 
 
 def with_wrong_key(namespace: Namespace) -> str:
-    policy = AccessPolicy("RootManageSharedAccessKey", KEY, KEY, frozenset({Right.MANAGE}))
-    return connection_string(namespace.host, namespace.port, policy)
+    return connection_string(namespace, KEY)
 
 
 async def refused(pair: Pair, *arguments: str) -> str:
@@ -87,12 +86,11 @@ async def test_a_primary_that_nobody_has_paired_is_named(pair: Pair) -> None:
 
 async def test_dead_letters_are_shown_to_those_who_may_only_listen(pair: Pair) -> None:
     await give_up(pair, numbered("orders", range(2)), "Bad")
-    reader = AccessPolicy("reader", "a2V5", "b3RoZXI=", frozenset({Right.LISTEN}))
-    rule = AuthorizationRule(reader.name, reader.primary_key, reader.secondary_key, reader.rights)
+    rule = AuthorizationRule("reader", "a2V5", "b3RoZXI=", frozenset({Right.LISTEN}))
     found = pair.secondary.find(BACKLOG)
     assert found is not None
     await pair.secondary.update(replace(found.description, authorization_rules=(rule,)))
-    text = connection_string(pair.secondary.host, pair.secondary.port, reader)
+    text = connection_string(pair.secondary, rule.primary_key, rule.key_name)
     result = await invoke(pair, "backlog", "dead-letters", "--secondary", text, "--queues", "1")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("Bad") == 2

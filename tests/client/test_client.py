@@ -30,9 +30,8 @@ from twinbus import (
 )
 from twinbus.aio import PairedServiceBusClient, pair_namespaces
 from twinbus.client.pair_check import check_pair
-from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, QueueDescription
-from twinbus.emulator.config.namespace_file import NamespaceConfig
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, NamespaceConfig, QueueDescription
+from twinbus.emulator import FaultPoint as At
 from twinbus.pairing.namespace import Namespace
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

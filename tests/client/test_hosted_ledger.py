@@ -11,12 +11,12 @@ from typing import Any, Literal
 import pytest
 from azure.servicebus import ServiceBusMessage
 from tests.ledger.stores import Obstinate
+from tests.namespace_internals import Queue
 from tests.pairing.twins import Twins, eventually
 
 from twinbus import Event, LedgerAvailable, LedgerUnavailable, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
 from twinbus.emulator import DEFAULT, QueueDescription
-from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage

@@ -12,6 +12,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from tests.client.threads import Seen, ThreadedTwins, eventually
 from tests.ledger.troubles import TROUBLES, Gone, Slow, Trouble
+from tests.namespace_internals import Queue
 
 from twinbus import (
     LedgerAvailable,
@@ -23,8 +24,7 @@ from twinbus import (
     SyphonOptions,
 )
 from twinbus.emulator import DEFAULT, Fault, FaultKind, QueueDescription
-from twinbus.emulator.entities.queue import Queue
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import FaultPoint as At
 from twinbus.ledger import writer as writing
 from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.writer import LedgerWriter

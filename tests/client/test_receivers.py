@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import AutoLockRenewer, ServiceBusReceiver, ServiceBusSender
+from tests.namespace_internals import Queue
 from tests.pairing.twins import Twins, eventually, operations
 from tests.sdk_connection import needs_sdk
 
 import twinbus
 from twinbus.aio import PairedServiceBusClient
 from twinbus.emulator import AZURE, DEFAULT
-from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Outcome, Stage
 from twinbus.pairing.failover.ping import ping_message
 from twinbus.servicebus.durations import TICKS_PER_SECOND

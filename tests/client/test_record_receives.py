@@ -19,12 +19,12 @@ from azure.servicebus import (
 )
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from tests.client.threads import ThreadedTwins, eventually
+from tests.namespace_internals import Queue
 from tests.pairing.sdk_messages import typed, written_size
 
 import twinbus
 import twinbus.aio
 from twinbus.emulator import DEFAULT, SubscriptionDescription, TopicDescription
-from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import MemoryRecorder, NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.schema import to_operations

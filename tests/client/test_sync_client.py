@@ -35,7 +35,7 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import FaultPoint as At
 from twinbus.pairing.failover.ping import ping_message
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBus
 from tests.pairing.twins import Events, Twins, eventually, operations
 
 from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, QueueDescription
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import FaultPoint as At
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
 from twinbus.pairing.events import BacklogWarning, FailedOver, Faulted, PingFailed, PingSent, Recovered, Suspected
 from twinbus.pairing.failover.entity_failover import Route

@@ -14,8 +14,7 @@ import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 from tests.pairing.paired import KINDS, PATIENCE, Pair, Stage, text
 
-from twinbus.emulator import Fault, FaultKind
-from twinbus.emulator.faults.fault_plan import FaultPoint
+from twinbus.emulator import Fault, FaultKind, FaultPoint
 from twinbus.pairing.failover.entity_failover import Healthy, Route
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pairing_errors import BacklogUnavailableError, NoFreeLinkError

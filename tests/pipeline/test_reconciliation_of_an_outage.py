@@ -10,13 +10,13 @@ import pytest
 import pytest_asyncio
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
+from tests.namespace_internals import Queue
 from tests.pairing.twins import Twins, eventually
 from tests.pipeline.reconciling import Reconciled, run
 
 from twinbus import EntityState, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient, RecordedReceiver, record_receives
 from twinbus.emulator import AZURE
-from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.writer import LedgerWriter
 
 if TYPE_CHECKING:
