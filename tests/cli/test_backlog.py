@@ -56,7 +56,7 @@ async def ask(pair: Pair, *arguments: str, code: int = 0) -> Any:
 
 
 async def give_up(pair: Pair, payloads: list[bytes], reason: str, description: str = "because") -> None:
-    """Put messages into the backlog and have somebody dead-letter them."""
+    """Put messages into the backlog and dead-letter them there."""
     await pair.put(payloads)
     found: list[Delivery] = []
     async with connect(pair.secondary) as connection:

@@ -1,4 +1,4 @@
-"""`twinbus demo`, as somebody sees it who tries twinbus for the first time."""
+"""`twinbus demo`, as a first-time user sees it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def processes_in(folder: Path) -> list[str]:
 
 
 def in_a_terminal(*arguments: str) -> tuple[int, str, str]:
-    """The exit code, what a program gets, and what somebody sees meanwhile."""
+    """Run the demo in a terminal; return the exit code, standard output and what the terminal showed."""
     master, slave = pty.openpty()
     with subprocess.Popen([*DEMO, *arguments], stdout=subprocess.PIPE, stderr=slave, text=True) as process:
         os.close(slave)

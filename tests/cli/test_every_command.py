@@ -192,7 +192,7 @@ def test_dead_letters_are_shown_and_replayed_after_a_question(shop: Shop) -> Non
 
 @pytest.fixture
 def dead_letters(shop: Shop) -> None:
-    """Two messages that somebody has given up."""
+    """Two dead-lettered messages."""
     from azure.servicebus import ServiceBusClient
 
     queue = "contoso/x-servicebus-transfer/0"

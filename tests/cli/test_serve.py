@@ -143,7 +143,7 @@ def test_with_a_host_it_listens_on_that_address_and_no_other(tmp_path: Path) -> 
             other.close()
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), SECONDS)
-            # Faults are for whoever is on this machine, wherever the namespaces listen.
+            # The control port is local, wherever the namespaces listen.
             assert served.ready["control"]["url"].startswith("http://127.0.0.1:")
 
 

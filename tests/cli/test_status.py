@@ -282,7 +282,7 @@ async def test_a_queue_that_would_lose_messages_is_shown_and_is_not_well(shop: S
     errors = {one["path"]: one["configuration_error"] for one in found["queues"]}
     assert errors[BACKLOG] is None
     assert errors[SECOND].startswith("max_delivery_count is 10")
-    # Beyond the number that the clients use it is nobody's concern.
+    # It does not matter beyond the number of queues that the clients use.
     await managed(shop, "--queues", "1", code=0)
 
 
@@ -333,7 +333,7 @@ async def test_what_waits_and_what_is_deferred_is_shown(shop: Shop) -> None:
 
 
 def ledger_of(folder: Path, *rows: tuple[str, Stage, Outcome, float]) -> tuple[str, str]:
-    """A ledger with a row for each entity, stage and outcome, so many seconds ago."""
+    """Write a ledger with a row for each entity, stage, outcome and age in seconds."""
     with LedgerWriter(str(folder)) as writer:
         for entity, stage, outcome, seconds in rows:
             writer.record(row(entity, stage, outcome)._replace(ts=int((time.time() - seconds) * 1e6)))

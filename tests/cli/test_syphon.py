@@ -140,9 +140,9 @@ async def test_people_are_told_how_many_queues_it_looked_into_and_how_many_do_no
 
 
 async def test_queues_that_do_not_exist_end_with_1_and_are_named(pair: Pair) -> None:
-    code, _, errors = await run(pair, "--until-empty", "--primary-name", "somebody")
+    code, _, errors = await run(pair, "--until-empty", "--primary-name", "fabrikam")
     assert code == 1
-    assert "the backlog queue somebody/x-servicebus-transfer/0 does not exist. Is --primary-name wrong" in errors
+    assert "the backlog queue fabrikam/x-servicebus-transfer/0 does not exist. Is --primary-name wrong" in errors
 
 
 async def test_a_primary_that_cannot_be_reached_ends_with_1_and_one_line(pair: Pair) -> None:
@@ -182,7 +182,7 @@ async def test_a_signal_in_the_middle_gives_back_what_was_not_moved_and_ends_wit
 
 
 async def killed_at(pair: Pair, received: int, *arguments: str) -> None:
-    """Run a syphon, and kill it when so many messages have arrived."""
+    """Run a syphon, and kill it when `received` messages have arrived."""
     process = await start(pair, "--until-empty", *arguments)
     await pair.until("orders", received)
     process.kill()

@@ -358,7 +358,7 @@ KEY = ";SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0"
 
 class _Token:
     async def get_token(self, *scopes: str, **_: Any) -> Any:
-        raise AssertionError("nobody asked for a token")
+        raise AssertionError("a token was requested")
 
 
 def side(host: str, **client_options: Any) -> Namespace:

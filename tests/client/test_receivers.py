@@ -56,7 +56,7 @@ class Bench:
         for text in texts:
             message = ping_message(session) if text == "ping" else ServiceBusMessage(text, session_id=session)
             if text == "ping":
-                message.time_to_live = None  # it must not be gone before somebody looks
+                message.time_to_live = None  # it must not expire before it is received
             await self.sender.send_messages(message)
 
 

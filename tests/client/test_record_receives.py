@@ -63,7 +63,7 @@ def queue_with(twins: ThreadedTwins, client: ServiceBusClient, path: str, *texts
             message = ServiceBusMessage(text, message_id=f"id-{text}")
             if text == "ping":
                 message = ping_message()
-                message.time_to_live = None  # it must not be gone before somebody looks
+                message.time_to_live = None  # it must not expire before it is received
                 message.message_id = "given by a service"
             sender.send_messages(message)
     return queue

@@ -62,7 +62,7 @@ class Killed(BaseException):
 
 
 class MortalStore:
-    """A store whose process ends after so many changes of files."""
+    """A store whose process ends after a number of file changes."""
 
     def __init__(self, store: Store, changes: int) -> None:
         self._store = store

@@ -28,7 +28,7 @@ TOMORROW = NOON + DAY
 def write(
     url: str | Path, count: int, *, prefix: str = "m", files: int = 1, ts: int = NOON, at: int = NOON
 ) -> set[str]:
-    """Write so many messages into each of so many files; their ids."""
+    """Write `files` files of `count` messages each; return the ids."""
     times = count_from(at)
     with LedgerWriter(url, rotation=Rotation(rows=count, flush_seconds=0.0), now_us=lambda: next(times)) as writer:
         ids = [f"{prefix}-{number}" for number in range(count * files)]

@@ -52,7 +52,7 @@ def ledger(server: ObjectStoreServer, request: pytest.FixtureRequest) -> str:
 def write(
     server: ObjectStoreServer, url: str, prefix: str, *, files: int = 3, ts: int = NOON, at: int = NOON
 ) -> set[str]:
-    """Two rows in each of so many files; their ids."""
+    """Write files of two rows each; return the ids."""
     ids = set()
     for number in range(files):
         with LedgerWriter(url, storage_options=server.options, now_us=lambda: at) as writer:

@@ -177,7 +177,7 @@ async def test_a_loop_that_is_closed_is_not_called(tmp_path: Path) -> None:
         Obstinate.let_go.clear()
         proof = Proof(writer)
         proof.record(a_send())
-        proof.on_loop(loop)(lambda error: pytest.fail("nobody waits any more"))
+        proof.on_loop(loop)(lambda error: pytest.fail("a closed loop was called"))
         loop.close()
         Obstinate.let_go.set()
         await Proof(writer).flush_async()

@@ -109,7 +109,7 @@ async def test_a_syphon_whose_rows_were_dropped_recovers_and_every_completed_mes
     await pair.put(numbered("orders", range(200)))
     with LedgerWriter(url, rotation=Rotation(flush_seconds=0.0), buffer_rows=5000) as writer:
         recorder, flush = for_syphon(writer, asyncio.get_running_loop())
-        for other in range(20_000):  # of somebody who sends a lot, while the store takes nothing
+        for other in range(20_000):  # rows of another sender, while the store accepts nothing
             writer.record(a_send(other))
         await eventually(lambda: writer.status().dropped_rows > 0)
         others = writer.status().dropped_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.ledger.stores import Obstinate
 
-#: Nobody can make a folder there, the superuser included.
+#: No user can create a folder there, not even the superuser.
 READ_ONLY = "/sys"
 
 
@@ -54,7 +54,7 @@ class Linked:
 
 
 class ReadOnly(Linked):
-    """A file system that nobody can write to."""
+    """A read-only file system."""
 
     def begin(self) -> None:
         self._point_to(READ_ONLY)

@@ -268,7 +268,7 @@ SITUATIONS = [
         rejected("amqp:internal-error", MANAGEMENT),
         scheduled=True,
     ),
-    Situation("an error nobody has heard of", UNAVAILABLE, ServiceBusError, rejected("com.microsoft:something-new")),
+    Situation("an unknown error condition", UNAVAILABLE, ServiceBusError, rejected("com.microsoft:something-new")),
     # Authentication and authorization.
     Situation("a wrong key", FORBIDDEN, ServiceBusAuthenticationError, target=Scene.with_a_wrong_key),
     Situation(
@@ -284,7 +284,7 @@ SITUATIONS = [
         "a refused authorization", FORBIDDEN, ServiceBusAuthorizationError, rejected("com.microsoft:auth-failed")
     ),
     Situation(
-        "a certificate that nobody vouches for",
+        "a certificate of an unknown authority",
         FORBIDDEN,
         ServiceBusConnectionError,
         target=lambda scene: scene.over_tls(trusted=False),

@@ -296,7 +296,7 @@ async def test_a_deleted_queue_is_created_again_and_restored_at_once(twins: Twin
         assert found is not None
         assert found.description.max_delivery_count == OURS.max_delivery_count
         await eventually(lambda: background.readiness.is_ready)
-        assert events.all(BacklogReady) == []  # nobody was told that it was not
+        assert events.all(BacklogReady) == []  # no event said that it was not ready
 
 
 async def test_repeated_reports_of_a_missing_queue_create_it_once(twins: Twins) -> None:

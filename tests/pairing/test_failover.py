@@ -107,7 +107,7 @@ class TestTheTimer:
         assert route(machine, INTERVAL) is Route.BACKLOG
 
     def test_one_failure_and_then_silence_still_fails_over_and_pings(self, machine: FailoverMachine) -> None:
-        """SPEC 1: if nobody sends again, failover and the first ping still happen when it is over."""
+        """SPEC 1: without further sends, failover and the first ping still happen when the interval ends."""
         fail(machine, 0.0)
         wake = machine.next_time()
         assert wake == INTERVAL

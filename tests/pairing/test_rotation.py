@@ -61,7 +61,7 @@ def test_every_sender_learns_at_once_that_a_queue_has_left_the_rotation() -> Non
     after = [sender.next() for sender in senders]
     assert 1 in before
     assert 1 not in after
-    # Nobody else moved.
+    # The other senders kept their queues.
     assert all(now == then for then, now in zip(before, after, strict=True) if then != 1)
 
 

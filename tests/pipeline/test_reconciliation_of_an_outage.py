@@ -45,7 +45,7 @@ FAILED_OVER = EntityState.FAILED_OVER
 
 
 async def send(client: PairedServiceBusClient, names: range, route: Route) -> None:
-    """A message of each number to the queue, the topic, and a queue that nobody reads."""
+    """A message of each number to the queue, the topic, and a queue without receivers."""
     for path in ("orders", "events", "unread"):
         async with client.get_queue_sender(path) as sender:
             for number in names:
