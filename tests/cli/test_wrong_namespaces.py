@@ -50,41 +50,39 @@ async def refused(pair: Pair, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-async def test_a_primary_that_is_down_and_known_by_its_address_has_to_be_named(
-    pair: Pair, command: tuple[str, ...]
-) -> None:
+async def test_primary_that_is_down_needs_primary_name(pair: Pair, command: tuple[str, ...]) -> None:
     said = await refused(pair, *command, "--primary", NOWHERE)
     assert "the primary 127.0.0.1:1 cannot be reached: Connection refused" in said
     assert "--primary-name" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-async def test_a_secondary_that_is_down_is_named(pair: Pair, command: tuple[str, ...]) -> None:
+async def test_error_names_a_secondary_that_is_down(pair: Pair, command: tuple[str, ...]) -> None:
     said = await refused(pair, *command, "--secondary", NOWHERE)
     assert "127.0.0.1:1" in said
     assert said.rstrip().endswith("Connection refused")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-async def test_a_wrong_key_for_the_primary_is_no_outage(pair: Pair, command: tuple[str, ...]) -> None:
+async def test_wrong_key_for_the_primary_is_not_an_outage(pair: Pair, command: tuple[str, ...]) -> None:
     said = await refused(pair, *command, "--primary", with_wrong_key(pair.primary))
     where = f"the primary 127.0.0.1:{pair.primary.port}"
     assert f"{where} refuses the key of --primary: it is wrong, or lacks the Manage right" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-async def test_a_wrong_key_for_the_secondary_is_named(pair: Pair, command: tuple[str, ...]) -> None:
+async def test_error_names_a_wrong_key_for_the_secondary(pair: Pair, command: tuple[str, ...]) -> None:
     said = await refused(pair, *command, "--secondary", with_wrong_key(pair.secondary))
     assert f"127.0.0.1:{pair.secondary.port}" in said
     assert "refuses the key of --secondary: it is wrong" in said or "InvalidSignature" in said
 
 
-async def test_a_primary_that_nobody_has_paired_is_named(pair: Pair) -> None:
+async def test_primary_without_backlog_queues_is_named(pair: Pair) -> None:
     result = await invoke(pair, "backlog", "list", "--primary-name", "fabrikam")
     assert result.stdout == f"there are no backlog queues of fabrikam in 127.0.0.1:{pair.secondary.port}\n"
 
 
-async def test_dead_letters_are_shown_to_those_who_may_only_listen(pair: Pair) -> None:
+async def test_dead_letters_are_shown_with_only_the_listen_right(pair: Pair) -> None:
     await give_up(pair, numbered("orders", range(2)), "Bad")
     rule = AuthorizationRule("reader", "a2V5", "b3RoZXI=", frozenset({Right.LISTEN}))
     found = pair.secondary.find(BACKLOG)

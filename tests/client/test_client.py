@@ -284,7 +284,7 @@ async def test_status_lists_every_entity_queue_and_error(twins: Twins) -> None:
         assert plain["entities"][0]["state"] == "healthy"
 
 
-async def test_a_callback_that_raises_changes_nothing(twins: Twins, caplog: pytest.LogCaptureFixture) -> None:
+async def test_callback_that_raises_has_no_effect(twins: Twins, caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: Event) -> None:
         raise ZeroDivisionError
 

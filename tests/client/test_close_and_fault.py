@@ -190,11 +190,11 @@ async def test_closing_the_paired_client_faults_no_partner(twins: Twins) -> None
     assert paired.status().condition is Condition.CLOSED
 
 
-def test_the_time_of_grace_is_five_seconds() -> None:
+def test_grace_period_is_five_seconds() -> None:
     assert GRACE == 5
 
 
-def test_first_end_decides() -> None:
+def test_first_close_or_fault_decides() -> None:
     partnership = Partnership()
     assert partnership.closed(PRIMARY)
     assert not partnership.closed(PRIMARY)
@@ -208,5 +208,5 @@ def test_first_end_decides() -> None:
     assert partnership.condition(SECONDARY) is Condition.FAULTED
 
 
-def test_each_has_one_partner() -> None:
+def test_primary_and_secondary_are_partners() -> None:
     assert (partner_of(PRIMARY), partner_of(SECONDARY)) == (SECONDARY, PRIMARY)

@@ -112,7 +112,7 @@ def stopping(seen: Seen) -> list[LedgerUnavailable]:
 @pytest.mark.parametrize("when", ["outage", "drain"])
 @pytest.mark.parametrize("mode", ["required", "best_effort"])
 @pytest.mark.parametrize("kind", TROUBLES)
-def test_sends_go_on_nothing_is_lost_and_closing_is_bounded(
+def test_sends_continue_nothing_is_lost_and_closing_is_bounded(
     twins: ThreadedTwins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Any], mode: str, when: str
 ) -> None:
     monkeypatch.setattr(writing, "SLOW_SECONDS", 0.3)
@@ -166,7 +166,7 @@ def test_sends_go_on_nothing_is_lost_and_closing_is_bounded(
     assert stage.arrived() >= stage.sent
 
 
-def test_the_event_and_the_status_say_what_is_wrong(twins: ThreadedTwins, tmp_path: Path) -> None:
+def test_event_and_status_have_the_ledger_error(twins: ThreadedTwins, tmp_path: Path) -> None:
     trouble = Gone(tmp_path)
     stage = Stage(twins, trouble, None)
     with LedgerWriter(trouble.url, rotation=QUICK) as writer, stage.client(writer) as paired:
