@@ -327,7 +327,7 @@ def rest_operations(shape: Shape, expected: Expected) -> Iterator[Operation]:
                     yield make_operation(OperationKind.PING, Stage.PING, entity, at, **columns)
     for number in range(shape.unexpected):
         at = start + dice.randrange(shape.days * DAY - SECOND)
-        facts = {"message_id": f"nobody-{shape.seed}-{number}", "sequence_number": 2 * shape.messages + 10 + number}
+        facts = {"message_id": f"unsent-{shape.seed}-{number}", "sequence_number": 2 * shape.messages + 10 + number}
         facts |= {"namespace": PRIMARY, "client": "client-1"}
         stage = Stage.PRIMARY_RECEIVE
         yield make_operation(OperationKind.RECEIVE, stage, "queue-0000", at, bytes=500, delivery_count=0, **facts)

@@ -25,7 +25,7 @@ from bench.subscriptions import fan_out
 
 from twinbus.amqp.codec import performatives as amqp
 from twinbus.amqp.codec.frames import AMQP_HEADER, SASL_HEADER, TYPE_SASL, frame
-from twinbus.emulator.auth.security import sign
+from twinbus.emulator import sign
 from twinbus.servicebus.connection_strings import ConnectionString
 
 SCALE = 10 if os.environ.get("QUICK") else 1

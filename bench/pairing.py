@@ -28,8 +28,7 @@ from bench.served import Served
 from rich.console import Console
 from rich.table import Table
 
-from twinbus.emulator import Fault, FaultKind, Namespace, QueueDescription
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import Fault, FaultKind, Namespace, NamespaceThread, QueueDescription
 from twinbus.pairing import namespace as namespaces
 from twinbus.pairing.failover.entity_failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions

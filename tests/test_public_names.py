@@ -11,6 +11,8 @@ import pytest
 
 import twinbus
 import twinbus.aio
+import twinbus.emulator
+import twinbus.testing
 from twinbus.pairing import events
 from twinbus.pairing import pairing_errors as errors
 
@@ -79,6 +81,47 @@ ASYNCHRONOUS_NAMES = [
     "record_receives",
 ]
 
+NAMESPACE_NAMES = [
+    "AZURE",
+    "DEFAULT",
+    "ActiveFault",
+    "BearerToken",
+    "Config",
+    "ConfigError",
+    "Durability",
+    "Fault",
+    "FaultError",
+    "FaultKind",
+    "FaultPoint",
+    "Namespace",
+    "NamespaceConfig",
+    "NamespaceThread",
+    "PolicyConfig",
+    "Profile",
+    "QueueConfig",
+    "QueueDescription",
+    "Right",
+    "StoreError",
+    "SubscriptionDescription",
+    "TopicConfig",
+    "TopicDescription",
+    "load_config",
+    "sign",
+]
+TESTING_NAMES = [
+    "AZURE",
+    "DEFAULT",
+    "ActiveFault",
+    "EmbeddedNamespace",
+    "Fault",
+    "FaultError",
+    "FaultKind",
+    "FaultPoint",
+    "Profile",
+    "TwinNamespaces",
+    "twin_namespaces",
+]
+
 
 def test_the_package_exports_exactly_the_promised_names() -> None:
     assert sorted(twinbus.__all__) == sorted(PUBLIC_NAMES)
@@ -86,6 +129,12 @@ def test_the_package_exports_exactly_the_promised_names() -> None:
 
 def test_the_asynchronous_side_exports_exactly_the_promised_names() -> None:
     assert sorted(twinbus.aio.__all__) == sorted(ASYNCHRONOUS_NAMES)
+
+
+@pytest.mark.parametrize(("module", "names"), [(twinbus.emulator, NAMESPACE_NAMES), (twinbus.testing, TESTING_NAMES)])
+def test_the_embedded_namespace_exports_exactly_the_promised_names(module: ModuleType, names: list[str]) -> None:
+    assert sorted(module.__all__) == sorted(names)
+    assert [name for name in names if not hasattr(module, name)] == []
 
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)

@@ -62,7 +62,7 @@ class FrameSoakFault(SoakFault):
 
 
 class NamespaceFault(SoakFault):
-    """A fault injected into the namespace itself; see `twinbus.emulator.faults`."""
+    """A fault injected into the namespace itself; see `twinbus.emulator.Fault`."""
 
     def __init__(self, kind: str, on: str, probability: float, seed: int) -> None:
         self._fault: dict[str, Any] = {"kind": kind, "on": [on], "probability": probability, "seed": seed}

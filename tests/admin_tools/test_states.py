@@ -55,16 +55,16 @@ def row(kind: Kind, ts: int, entity: str = "orders", count: int = 1) -> Operatio
         ([COMPLETED], State.UNKNOWN),
     ],
 )
-def test_the_last_thing_that_happened_says_where_sends_go(kinds: list[Kind], state: State) -> None:
+def test_last_operation_decides_the_state(kinds: list[Kind], state: State) -> None:
     (found,) = states_of(row(kind, at + 1) for at, kind in enumerate(kinds))
     assert found.state is state
 
 
-def test_rows_about_the_ledger_and_the_queues_are_about_no_entity() -> None:
+def test_rows_about_ledger_and_queues_have_no_entity() -> None:
     assert states_of([row(POLLED, 1), row(DROPPED, 2)]) == []
 
 
-def test_messages_are_counted_not_rows() -> None:
+def test_counts_are_messages_not_rows() -> None:
     (found,) = states_of([row(DIVERTED, 1, count=100), row(DIVERTED, 2, count=3), row(MOVED, 3, count=1)])
     assert (found.diverted, found.moved) == (103, 1)
 
@@ -74,7 +74,7 @@ def test_two_spellings_of_a_path_are_one_entity() -> None:
 
 
 @given(st.permutations([row(SENT, 1), row(FAILED, 2), row(DIVERTED, 3), row(PING_OK, 4), row(MOVED, 5)]))
-def test_the_order_of_the_rows_does_not_matter(rows: list[Operation]) -> None:
+def test_row_order_does_not_matter(rows: list[Operation]) -> None:
     (found,) = states_of(rows)
     assert found.state is State.PRIMARY
     assert (found.sent_at, found.failed_at, found.diverted_at, found.moved_at) == (1, 2, 3, 5)

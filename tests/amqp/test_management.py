@@ -87,12 +87,13 @@ async def test_a_deferred_message_can_be_dead_lettered_with_a_reason(connection:
     numbers = await deferred(connection, b"a")
     management = await connection.management("orders")
     (found,) = await management.receive_deferred(numbers)
-    await management.settle(
-        [found.lock_token], Settlement.DEAD_LETTERED, reason="Poison", description="nobody takes it"
-    )
+    await management.settle([found.lock_token], Settlement.DEAD_LETTERED, reason="Poison", description="no handler")
     _, dead = await receive(connection, "orders/$DeadLetterQueue", 1)
     properties = properties_of((await dead.take_one()).payload)
-    assert (properties["DeadLetterReason"], properties["DeadLetterErrorDescription"]) == ("Poison", "nobody takes it")
+    assert (properties["DeadLetterReason"], properties["DeadLetterErrorDescription"]) == (
+        "Poison",
+        "no handler",
+    )
 
 
 async def test_unknown_sequence_number_fails_with_its_condition(connection: Connection) -> None:

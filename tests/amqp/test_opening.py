@@ -104,7 +104,7 @@ async def test_refused_connection_raises_connection_lost() -> None:
 
 class Credential:
     async def token(self, audience: str) -> Any:
-        raise AssertionError("nobody should ask")
+        raise AssertionError("no token should be requested")
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "x" * 70 + ".invalid"])

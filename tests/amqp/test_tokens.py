@@ -12,8 +12,7 @@ from azure.core.credentials import AccessToken
 from tests.amqp.peer import Listening
 from tests.syphon.bus import PATIENCE, Inbox, connect, eventually, message
 
-from twinbus.emulator import AZURE, Namespace, NamespaceConfig, QueueDescription
-from twinbus.emulator.auth.security import BearerToken, sign
+from twinbus.emulator import AZURE, BearerToken, Namespace, NamespaceConfig, QueueDescription, sign
 from twinbus.servicebus.access_rights import Right
 from twinbus.syphon import (
     AmqpError,

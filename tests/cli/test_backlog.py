@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.blocked_ledger import block
+from tests.connection_strings import connection_string
 from tests.emulator.contract.bus import let_pass
 from tests.syphon.bus import connect
 from tests.syphon.pumping import BACKLOG, Pair, bodies, envelope, numbered
@@ -20,7 +21,6 @@ from twinbus.amqp.client.receiver import Delivery, dead_letter
 from twinbus.cli.commands import backlog as command
 from twinbus.cli.main import app
 from twinbus.emulator import DEFAULT, QueueDescription
-from twinbus.emulator.auth.security import AccessPolicy, connection_string
 from twinbus.ledger import NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.schema import to_operations
@@ -56,7 +56,7 @@ async def ask(pair: Pair, *arguments: str, code: int = 0) -> Any:
 
 
 async def give_up(pair: Pair, payloads: list[bytes], reason: str, description: str = "because") -> None:
-    """Put messages into the backlog and have somebody dead-letter them."""
+    """Put messages into the backlog and dead-letter them there."""
     await pair.put(payloads)
     found: list[Delivery] = []
     async with connect(pair.secondary) as connection:
@@ -70,7 +70,7 @@ async def give_up(pair: Pair, payloads: list[bytes], reason: str, description: s
 # ---- list and unused ----
 
 
-async def test_list_shows_every_backlog_queue_and_how_full_it_is(pair: Pair) -> None:
+async def test_list_shows_every_backlog_queue_with_its_size(pair: Pair) -> None:
     await give_up(pair, numbered("orders", range(2)), "Bad")
     await pair.put(numbered("orders", range(3)))
     await pair.secondary.create(QueueDescription("contoso/x-servicebus-transfer/7"))
@@ -87,7 +87,7 @@ async def test_list_shows_every_backlog_queue_and_how_full_it_is(pair: Pair) -> 
     assert "not in use" in text
 
 
-async def test_unused_shows_only_those_beyond_the_number(pair: Pair) -> None:
+async def test_unused_lists_only_queues_beyond_the_queue_count(pair: Pair) -> None:
     assert (
         "all backlog queues are among the 1 in use" in (await invoke(pair, "backlog", "unused", "--queues", "1")).stdout
     )
@@ -99,7 +99,7 @@ async def test_unused_shows_only_those_beyond_the_number(pair: Pair) -> None:
 # ---- dead letters ----
 
 
-async def test_dead_letters_are_shown_with_destination_and_reason_and_nothing_is_changed(pair: Pair) -> None:
+async def test_dead_letters_are_listed_with_destination_and_reason_without_changes(pair: Pair) -> None:
     await give_up(pair, numbered("orders", range(2)), "RefusedByDestination", "too large")
     await give_up(pair, [envelope(None, id="stranger")], "NotOurs")
     found = (await ask(pair, "backlog", "dead-letters"))["dead_letters"]
@@ -122,14 +122,14 @@ async def test_dead_letters_are_shown_with_destination_and_reason_and_nothing_is
         (("--limit", "1"), {"orders-0"}),
     ],
 )
-async def test_dead_letters_can_be_chosen(pair: Pair, arguments: tuple[str, ...], ids: set[str]) -> None:
+async def test_dead_letters_can_be_filtered(pair: Pair, arguments: tuple[str, ...], ids: set[str]) -> None:
     await give_up(pair, numbered("orders", range(2)), "RefusedByDestination")
     await give_up(pair, numbered("bills", range(1)), "Other")
     found = (await ask(pair, "backlog", "dead-letters", *arguments))["dead_letters"]
     assert {one["message_id"] for one in found} == ids
 
 
-async def test_names_of_strangers_cannot_talk_to_the_terminal(pair: Pair) -> None:
+async def test_control_characters_in_names_do_not_reach_the_terminal(pair: Pair) -> None:
     await give_up(pair, [envelope("orders", id="\x1b[2Jgone")], "Bad")
     text = (await invoke(pair, "backlog", "dead-letters")).stdout
     assert "\x1b" not in text
@@ -139,7 +139,7 @@ async def test_names_of_strangers_cannot_talk_to_the_terminal(pair: Pair) -> Non
 # ---- replay ----
 
 
-async def test_replay_sends_dead_letters_on_and_removes_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replay_sends_dead_letters_and_removes_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", 7)  # several rounds
     await give_up(pair, numbered("orders", range(20)), "RefusedByDestination")
     done = await ask(pair, "backlog", "replay", "--yes")
@@ -148,7 +148,7 @@ async def test_replay_sends_dead_letters_on_and_removes_them(pair: Pair, monkeyp
     assert await pair.dead_letters() == []
 
 
-async def test_replay_takes_only_what_was_chosen_and_leaves_the_rest_unlocked(pair: Pair) -> None:
+async def test_replay_takes_only_filtered_messages_and_unlocks_the_rest(pair: Pair) -> None:
     await give_up(pair, numbered("orders", range(5)), "RefusedByDestination")
     await give_up(pair, numbered("bills", range(3)), "RefusedByDestination")
     done = await ask(pair, "backlog", "replay", "--yes", "--destination", "bills")
@@ -158,7 +158,7 @@ async def test_replay_takes_only_what_was_chosen_and_leaves_the_rest_unlocked(pa
     assert len(await pair.dead_letters()) == 5
 
 
-async def test_what_has_expired_lives_anew(pair: Pair) -> None:
+async def test_replayed_expired_message_gets_a_new_time_to_live(pair: Pair) -> None:
     await pair.put(numbered("orders", range(2), seconds=30))
     await let_pass(pair.secondary, pair.clock, 60)
     report = await pair.drain()
@@ -168,7 +168,7 @@ async def test_what_has_expired_lives_anew(pair: Pair) -> None:
     assert await pair.arrived("orders") == bodies(range(2))
 
 
-async def test_what_is_refused_again_stays_with_the_reason_and_the_exit_code_is_1(pair: Pair) -> None:
+async def test_message_refused_again_stays_with_its_reason_and_exit_code_1(pair: Pair) -> None:
     await give_up(pair, [*numbered("gone", range(1)), *numbered("orders", range(1)), envelope(None, id="s")], "Bad")
     done = await ask(pair, "backlog", "replay", "--yes", code=1)
     assert (done["moved"], done["missing"]) == (1, 0)
@@ -178,14 +178,14 @@ async def test_what_is_refused_again_stays_with_the_reason_and_the_exit_code_is_
     assert await pair.arrived("orders") == bodies(range(1))
 
 
-async def test_a_dead_letter_for_a_backlog_queue_is_never_sent(pair: Pair) -> None:
+async def test_dead_letter_for_a_backlog_queue_is_never_sent(pair: Pair) -> None:
     await give_up(pair, [envelope("contoso/x-servicebus-transfer/0", id="loop")], "DestinationIsBacklogQueue")
     done = await ask(pair, "backlog", "replay", "--yes", code=1)
     assert "backlog queue" in done["left"][0]["why"]
     assert pair.is_backlog_empty
 
 
-async def test_replay_asks_first_and_without_a_terminal_needs_yes(pair: Pair) -> None:
+async def test_replay_asks_for_confirmation_or_needs_yes(pair: Pair) -> None:
     await give_up(pair, numbered("orders", range(1)), "Bad")
     result = await invoke(pair, "backlog", "replay")
     assert result.exit_code == 2
@@ -193,7 +193,7 @@ async def test_replay_asks_first_and_without_a_terminal_needs_yes(pair: Pair) ->
     assert len(await pair.dead_letters()) == 1
 
 
-async def test_a_replay_is_in_the_ledger_before_a_dead_letter_is_removed(pair: Pair, tmp_path: Path) -> None:
+async def test_replay_is_recorded_before_a_dead_letter_is_removed(pair: Pair, tmp_path: Path) -> None:
     await give_up(pair, numbered("orders", range(3)), "Bad")
     await ask(pair, "backlog", "replay", "--yes", "--ledger", str(tmp_path / "ledger"))
     rows = list(to_operations(read_ledger(str(tmp_path / "ledger")).table))
@@ -207,7 +207,7 @@ async def test_a_replay_is_in_the_ledger_before_a_dead_letter_is_removed(pair: P
     assert max(one.ts for one in of_kind[OperationKind.SEND]) <= min(one.ts for one in of_kind[OperationKind.COMPLETE])
 
 
-async def test_with_a_ledger_that_takes_nothing_no_dead_letter_is_removed(
+async def test_no_dead_letter_is_removed_while_the_ledger_is_unavailable(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "LEDGER_SECONDS", 0.5)
@@ -222,7 +222,7 @@ async def test_with_a_ledger_that_takes_nothing_no_dead_letter_is_removed(
 # ---- status ----
 
 
-async def test_when_all_is_well_status_says_so_and_ends_with_0(pair: Pair) -> None:
+async def test_status_of_a_healthy_pairing_exits_with_0(pair: Pair) -> None:
     found = await ask(pair, "status")
     assert found["well"]
     assert found["primary"] == found["secondary"] == {"reachable": True, "error": None}
@@ -242,7 +242,7 @@ async def test_status_shows_depth_age_and_destinations_of_the_backlog(pair: Pair
     assert [" ".join(line.split()) for line in text.splitlines()[-2:]] == ["3 0 orders", "2 0 bills"]
 
 
-async def test_status_shows_what_is_deferred_for_a_destination_that_is_down(pair: Pair) -> None:
+async def test_status_shows_messages_deferred_for_a_destination_that_is_down(pair: Pair) -> None:
     await pair.put([*numbered("orders", range(3)), *numbered("gone", range(2))])
     await pair.drain()
     found = await ask(pair, "status", code=1)
@@ -250,14 +250,13 @@ async def test_status_shows_what_is_deferred_for_a_destination_that_is_down(pair
     assert "2 2 gone" in " ".join((await invoke(pair, "status")).stdout.split())
 
 
-async def test_status_without_the_right_to_manage_looks_into_the_queues_it_may_listen_to(pair: Pair) -> None:
+async def test_status_without_the_manage_right_reads_the_queues_it_may_listen_to(pair: Pair) -> None:
     second = "contoso/x-servicebus-transfer/1"
-    policy = AccessPolicy("reader", "a2V5", "b3RoZXI=", frozenset({Right.LISTEN}))
-    rule = AuthorizationRule(policy.name, policy.primary_key, policy.secondary_key, policy.rights)
+    rule = AuthorizationRule("reader", "a2V5", "b3RoZXI=", frozenset({Right.LISTEN}))
     await pair.secondary.create(QueueDescription(second, authorization_rules=(rule,)))
     async with connect(pair.secondary) as connection:
         await (await connection.attach_sender(second)).deliver(envelope("orders"), 10)
-    text = connection_string(pair.secondary.host, pair.secondary.port, policy)
+    text = connection_string(pair.secondary, rule.primary_key, rule.key_name)
     result = await invoke(pair, "status", "--secondary", text, "--queues", "3", "--json")
     found = json.loads(result.stdout)
     assert "lacks the Manage right" in found["administration_error"]
@@ -267,7 +266,7 @@ async def test_status_without_the_right_to_manage_looks_into_the_queues_it_may_l
     assert by_path[BACKLOG]["error"]
 
 
-async def test_a_primary_that_is_down_is_shown_and_the_backlog_is_looked_at_all_the_same(pair: Pair) -> None:
+async def test_status_shows_a_primary_that_is_down_and_still_reads_the_backlog(pair: Pair) -> None:
     await pair.put(numbered("orders", range(3)))
     await pair.primary.close()
     found = await ask(pair, "status", "--primary-name", "contoso", code=1)
@@ -275,7 +274,7 @@ async def test_a_primary_that_is_down_is_shown_and_the_backlog_is_looked_at_all_
     assert found["queues"][0]["messages"] == 3
 
 
-async def test_a_secondary_that_is_down_is_shown(pair: Pair) -> None:
+async def test_status_shows_a_secondary_that_is_down(pair: Pair) -> None:
     await pair.secondary.close()
     found = await ask(pair, "status", "--primary-name", "contoso", code=1)
     assert found["primary"]["reachable"]
@@ -283,7 +282,7 @@ async def test_a_secondary_that_is_down_is_shown(pair: Pair) -> None:
     assert "secondary: does not answer" in (await invoke(pair, "status", "--primary-name", "contoso")).stdout
 
 
-async def test_status_tells_from_the_ledger_where_sends_go_and_who_drains(pair: Pair, tmp_path: Path) -> None:
+async def test_status_shows_routes_and_drains_from_the_ledger(pair: Pair, tmp_path: Path) -> None:
     ledger = str(tmp_path / "ledger")
     with LedgerWriter(ledger) as writer:
         for entity, stage, outcome in (
@@ -315,7 +314,7 @@ def row(entity: str, stage: Stage, outcome: Outcome) -> Operation:
     )
 
 
-async def test_a_ledger_that_is_not_there_is_an_error_in_a_line(pair: Pair, tmp_path: Path) -> None:
+async def test_missing_ledger_is_a_one_line_error(pair: Pair, tmp_path: Path) -> None:
     result = await invoke(pair, "status", "--ledger", str(tmp_path / "none"))
     assert result.exit_code == 1
     assert len(result.output.splitlines()) == 1
@@ -338,7 +337,7 @@ async def test_a_ledger_that_is_not_there_is_an_error_in_a_line(pair: Pair, tmp_
         ({"TWINBUS_PRIMARY": "SharedAccessKeyName=n;SharedAccessKey=c2VjcmV0"}, "--primary: "),
     ],
 )
-def test_bad_connection_strings_are_named_without_their_key(
+def test_invalid_connection_string_is_named_without_its_key(
     command: tuple[str, ...], given: dict[str, str], says: str
 ) -> None:
     empty = {"TWINBUS_PRIMARY": "", "TWINBUS_SECONDARY": ""}
@@ -348,7 +347,7 @@ def test_bad_connection_strings_are_named_without_their_key(
     assert "c2VjcmV0" not in result.output
 
 
-async def test_a_secondary_that_does_not_answer_is_an_error_in_a_line(pair: Pair) -> None:
+async def test_secondary_that_does_not_answer_is_a_one_line_error(pair: Pair) -> None:
     await pair.secondary.close()
     result = await invoke(pair, "backlog", "list")
     assert result.exit_code == 1

@@ -33,14 +33,14 @@ def lines(*arguments: str) -> list[str]:
     return [" ".join(line.split()) for line in result.stdout.splitlines() if line]
 
 
-def test_json_has_the_documents_figures() -> None:
+def test_json_has_the_figures_of_the_documentation() -> None:
     assert answer("--backlog-queues", "10")["polls"] == {"seconds": 900, "hour": 40, "day": 960, "days_30": 28_800}
     found = answer("--entities", "2", "--clients", "3", "--outage", "1h")
     assert found["pings"] == {"seconds": 60, "minute": 6, "hour": 360, "outage": 360}
     assert found["diverted_message"] == {"stages": 4, "operations": 6, "pairing": 3}
 
 
-def test_json_has_what_it_costs_to_the_last_digit() -> None:
+def test_json_has_exact_costs() -> None:
     found = answer("--rate", "50", "--outage", "2h", "--clients", "3", "--transfer-per-gb", "0.02")
     assert found["prices"] == {"currency": "USD", "date": "2026-10-05", "source": "Retail price list, UK South"}
     assert found["diverted"] == {"seconds": 7_200, "messages": 360_000, "bytes": 368_640_000}
@@ -69,7 +69,7 @@ def test_json_has_what_it_costs_to_the_last_digit() -> None:
     assert found["warnings"] == []
 
 
-def test_json_says_how_long_the_drain_takes() -> None:
+def test_json_has_the_drain_duration() -> None:
     found = answer("--messages", "52428800", "--size", "1KB")
     assert found["drain"] == {
         "seconds": 104857.6,
@@ -81,7 +81,7 @@ def test_json_says_how_long_the_drain_takes() -> None:
     assert answer("--messages", "1", "--rate", "600")["drain"]["seconds"] is None
 
 
-def test_people_get_tables() -> None:
+def test_text_output_has_tables() -> None:
     found = lines("--rate", "50", "--outage", "2h", "--clients", "3")
     assert found[:4] == [
         "polls of 10 queues: 40 per hour, 960 per day, 28,800 in 30 days",
@@ -112,22 +112,22 @@ def test_people_get_tables() -> None:
         (["--messages", "9", "--primary-tier", "premium"], "limited by the secondary's throttle"),
     ],
 )
-def test_people_read_how_long_the_drain_takes(arguments: list[str], text: str) -> None:
+def test_text_output_has_the_drain_duration(arguments: list[str], text: str) -> None:
     assert any(text in line for line in lines(*arguments))
 
 
-def test_an_amount_below_a_cent_is_not_shown_as_nothing() -> None:
+def test_amount_below_a_cent_is_not_shown_as_zero() -> None:
     found = lines("--primary-tier", "basic", "--secondary-tier", "basic")
     assert "basic: operations 28,821 0.00 0.001441" in found
 
 
-def test_what_would_not_work_is_said_on_standard_error() -> None:
+def test_warnings_go_to_standard_error() -> None:
     result = run("--messages", "9", "--rate", "500")
     assert "twinbus cost: the drain would never end" in result.stderr
     assert "never end" in json.dumps(answer("--messages", "9", "--rate", "500")["warnings"])
 
 
-def test_a_price_book_of_ones_own_counts(tmp_path: Path) -> None:
+def test_own_price_book_is_used(tmp_path: Path) -> None:
     book = tmp_path / "ours.toml"
     book.write_text(
         'currency = "EUR"\ndate = 2027-01-01\nsource = "contract 7"\ntransfer_per_gb = 1\n'
@@ -157,7 +157,7 @@ def test_a_price_book_of_ones_own_counts(tmp_path: Path) -> None:
         (["--prices", "no-such-file.toml"], "no-such-file.toml: No such file or directory"),
     ],
 )
-def test_bad_usage_is_refused_in_a_line(arguments: list[str], error: str) -> None:
+def test_usage_error_is_one_line(arguments: list[str], error: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -172,7 +172,7 @@ def test_help_has_an_example() -> None:
     assert "Example: twinbus cost estimate --backlog-queues 10" in result.stdout
 
 
-def test_the_other_commands_do_not_load_the_pipeline() -> None:
+def test_other_commands_do_not_import_the_pipeline() -> None:
     program = "import sys, twinbus.cli.main; print([name for name in sys.modules if name.startswith('twinbus.pipel')])"
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert finished.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""`twinbus demo`, as somebody sees it who tries twinbus for the first time."""
+"""`twinbus demo`, as a first-time user sees it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def processes_in(folder: Path) -> list[str]:
 
 
 def in_a_terminal(*arguments: str) -> tuple[int, str, str]:
-    """The exit code, what a program gets, and what somebody sees meanwhile."""
+    """Run the demo in a terminal; return the exit code, standard output and what the terminal showed."""
     master, slave = pty.openpty()
     with subprocess.Popen([*DEMO, *arguments], stdout=subprocess.PIPE, stderr=slave, text=True) as process:
         os.close(slave)
@@ -48,7 +48,7 @@ def in_a_terminal(*arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
-def test_the_demo_shows_an_outage_and_loses_nothing(tmp_path: Path) -> None:
+def test_demo_shows_an_outage_and_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     code, output, shown = in_a_terminal("--json", "--seconds", "4", "--folder", str(folder))
     assert code == 0, shown
@@ -103,7 +103,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
         (("--seconds", "0"), "--seconds"),
     ],
 )
-def test_bad_options_are_named(arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_option_is_named_in_the_error(arguments: tuple[str, ...], says: str) -> None:
     ran = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2
     assert says in ran.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_syphon import ended, start
+from tests.connection_strings import connection_string
 from tests.syphon.pumping import Pair, numbered
 from typer.testing import CliRunner
 
@@ -17,8 +18,6 @@ from twinbus.cli.main import app
 from twinbus.cli.options.quantities import seconds
 from twinbus.cli.text import counted, size
 from twinbus.emulator import DEFAULT, Namespace
-from twinbus.emulator.auth.security import AccessPolicy, connection_string
-from twinbus.servicebus.access_rights import Right
 
 KEY = "c2VjcmV0"
 NAMESPACE = f"Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
@@ -54,17 +53,17 @@ async def pair() -> AsyncIterator[Pair]:
         ),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_option(arguments: tuple[str, ...], line: str) -> None:
+def test_usage_error_is_one_line_that_names_the_option(arguments: tuple[str, ...], line: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", line + "\n")
 
 
 @pytest.mark.parametrize(("text", "expected"), [("0", 0), ("0.0", 0), ("90s", 90), ("1h30m", 5400), ("PT5M", 300)])
-def test_a_duration_has_a_unit_unless_it_is_zero(text: str, expected: int) -> None:
+def test_duration_needs_a_unit_unless_it_is_zero(text: str, expected: int) -> None:
     assert seconds("--outage", text) == expected
 
 
-def test_a_taken_port_names_its_namespace_and_suggests_port_0(tmp_path: Path) -> None:
+def test_port_in_use_names_its_namespace_and_suggests_port_0(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = ("--data", str(tmp_path), "-n", "free=0", "-n", f"contoso={port}")
@@ -76,7 +75,7 @@ def test_a_taken_port_names_its_namespace_and_suggests_port_0(tmp_path: Path) ->
     )
 
 
-def test_one_is_singular() -> None:
+def test_counts_and_sizes_of_one_are_singular() -> None:
     assert (counted(1, "day"), counted(2, "day"), counted(1, "queue is", "queues are")) == (
         "1 day",
         "2 days",
@@ -86,13 +85,12 @@ def test_one_is_singular() -> None:
 
 
 def with_wrong_key(namespace: Namespace) -> str:
-    policy = AccessPolicy("RootManageSharedAccessKey", KEY, KEY, frozenset({Right.MANAGE}))
-    return connection_string(namespace.host, namespace.port, policy)
+    return connection_string(namespace, KEY)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["primary", "secondary"])
-async def test_a_refused_key_is_one_line_and_nothing_is_touched(pair: Pair, role: str) -> None:
+async def test_refused_key_is_a_one_line_error_and_nothing_is_changed(pair: Pair, role: str) -> None:
     await pair.put(numbered("orders", range(3)))
     namespace = pair.primary if role == "primary" else pair.secondary
     arguments = ("--until-empty", f"--{role}", with_wrong_key(namespace), "--primary-name", "contoso")
@@ -104,7 +102,7 @@ async def test_a_refused_key_is_one_line_and_nothing_is_touched(pair: Pair, role
 
 
 @pytest.mark.slow
-async def test_a_wrong_name_is_one_line(pair: Pair) -> None:
+async def test_wrong_primary_name_is_a_one_line_error(pair: Pair) -> None:
     code, output, errors = await ended(
         await start(pair, "--until-empty", "--queues", "3", "--primary-name", "contosso")
     )
@@ -116,7 +114,7 @@ async def test_a_wrong_name_is_one_line(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-async def test_a_running_syphon_logs_a_wrong_name_once_and_waits(pair: Pair) -> None:
+async def test_running_syphon_logs_a_wrong_primary_name_once_and_waits(pair: Pair) -> None:
     process = await start(pair, "--primary-name", "contosso")
     assert process.stderr is not None
     async with asyncio.timeout(60):

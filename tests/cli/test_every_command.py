@@ -112,7 +112,7 @@ def divert(shop: Shop, **counts: int) -> None:
                 sender.send_messages([ServiceBusMessage(f"{entity} {number}") for number in range(count)])
 
 
-def test_every_command_is_on_the_page() -> None:
+def test_page_lists_every_command() -> None:
     from twinbus.cli.main import Commands
 
     names = set()
@@ -122,14 +122,14 @@ def test_every_command_is_on_the_page() -> None:
     assert names == set(documented()) - {"syphon --spark"}
 
 
-def test_status_before_anything_has_happened(shop: Shop) -> None:
+def test_status_before_any_send(shop: Shop) -> None:
     text = shop.says("status", code=1)
     assert "there are no backlog queues of contoso in 127.0.0.1:" in text
     assert "A client creates them when it starts" in text
     assert not shop.json("status", code=1)["well"]
 
 
-def test_the_backlog_is_shown_within_80_columns_and_no_path_is_broken(shop: Shop) -> None:
+def test_status_fits_80_columns_without_breaking_paths(shop: Shop) -> None:
     divert(shop, orders=30, long=5)
     text = shop.says("status", "--ledger", "ledger", code=1)
     lines = text.splitlines()
@@ -142,14 +142,14 @@ def test_the_backlog_is_shown_within_80_columns_and_no_path_is_broken(shop: Shop
     assert {one["entity"]: one["diverted"] for one in found["entities"]} == {"orders": 30, LONG: 5}
 
 
-def test_the_queues_of_the_backlog_are_listed(shop: Shop) -> None:
+def test_backlog_queues_are_listed(shop: Shop) -> None:
     assert "contoso/x-servicebus-transfer/3" in shop.says("backlog", "list", "--queues", "4")
     assert sum(one["messages"] for one in shop.json("backlog", "list")["queues"]) == 35
     assert "contoso/x-servicebus-transfer/3" in shop.says("backlog", "unused", "--queues", "3")
     assert [one["index"] for one in shop.json("backlog", "unused", "--queues", "3")["queues"]] == [3]
 
 
-def test_the_syphon_shows_how_far_it_is_and_ends_when_all_is_home(shop: Shop) -> None:
+def test_syphon_shows_progress_and_ends_when_the_backlog_is_empty(shop: Shop) -> None:
     with shop.terminal("syphon", "--until-empty", "--rate", "10", "--ledger", "ledger") as terminal:
         terminal.wait_for("a second, 0 deferred")  # a line that changes
         code, text = terminal.end()
@@ -159,7 +159,7 @@ def test_the_syphon_shows_how_far_it_is_and_ends_when_all_is_home(shop: Shop) ->
     assert "the last message was moved" in shop.says("status", "--ledger", "ledger")
 
 
-def test_ctrl_c_ends_a_syphon_that_runs_for_good(shop: Shop) -> None:
+def test_ctrl_c_ends_a_continuous_syphon(shop: Shop) -> None:
     with shop.terminal("syphon", "--queues", "4") as terminal:
         terminal.wait_for("0 moved, 0 a second")
         terminal.interrupt()
@@ -167,7 +167,7 @@ def test_ctrl_c_ends_a_syphon_that_runs_for_good(shop: Shop) -> None:
     assert (code, "0 moved in" in text) == (0, True)
 
 
-def test_the_syphon_says_what_it_cannot_send_to_and_why(shop: Shop) -> None:
+def test_syphon_names_unreachable_destinations_and_the_reason(shop: Shop) -> None:
     divert(shop, nowhere=2)
     assert shop.json("syphon", "--until-empty", "--queues", "4", code=1)["deferred"] == 2
     text = shop.says("syphon", "--until-empty", "--queues", "4", code=1)
@@ -175,7 +175,7 @@ def test_the_syphon_says_what_it_cannot_send_to_and_why(shop: Shop) -> None:
 
 
 @pytest.mark.usefixtures("dead_letters")
-def test_dead_letters_are_shown_and_replayed_after_a_question(shop: Shop) -> None:
+def test_dead_letters_are_listed_and_replayed_after_confirmation(shop: Shop) -> None:
     assert "RefusedByDestination" in shop.says("backlog", "dead-letters")
     assert len(shop.json("backlog", "dead-letters")["dead_letters"]) == 2
     with shop.terminal("backlog", "replay", "--message-id", "dead-0") as terminal:
@@ -192,7 +192,7 @@ def test_dead_letters_are_shown_and_replayed_after_a_question(shop: Shop) -> Non
 
 @pytest.fixture
 def dead_letters(shop: Shop) -> None:
-    """Two messages that somebody has given up."""
+    """Two dead-lettered messages."""
     from azure.servicebus import ServiceBusClient
 
     queue = "contoso/x-servicebus-transfer/0"
@@ -207,7 +207,7 @@ def dead_letters(shop: Shop) -> None:
                 receiver.dead_letter_message(received, reason="RefusedByDestination")
 
 
-def test_the_ledger_is_shown_and_compacted(shop: Shop) -> None:
+def test_ledger_is_shown_and_compacted(shop: Shop) -> None:
     assert "backlog_send" in shop.says("ledger", "show", "ledger", "--stage", "backlog_send", "--limit", "3")
     rows = shop.json("ledger", "show", "ledger", "--stage", "primary_send")["rows"]
     assert len(rows) == 35
@@ -215,12 +215,12 @@ def test_the_ledger_is_shown_and_compacted(shop: Shop) -> None:
     assert shop.json("ledger", "compact", "ledger")["replaced_files"] == 0  # the day is not over
 
 
-def test_the_bill_is_estimated(shop: Shop) -> None:
+def test_cost_is_estimated(shop: Shop) -> None:
     assert "40 per hour, 960 per day, 28,800 in 30 days" in shop.says("cost", "estimate")
     assert shop.json("cost", "estimate", "--rate", "50")["polls"]["days_30"] == 28_800
 
 
-def test_the_syphon_on_spark_shows_how_far_it_is(shop: Shop) -> None:
+def test_syphon_on_spark_shows_progress(shop: Shop) -> None:
     divert(shop, orders=40)
     command = ("syphon", "--spark", "--until-empty", "--queues", "4", "--memory", "1g", "--json")
     with shop.terminal(*command) as terminal:
@@ -233,7 +233,7 @@ def test_the_syphon_on_spark_shows_how_far_it_is(shop: Shop) -> None:
     assert set(found) == documented()["syphon --spark"]
 
 
-def test_the_pipeline_runs_and_the_report_tells(shop: Shop) -> None:
+def test_pipeline_runs_and_report_prints_the_verdict(shop: Shop) -> None:
     found = last_object(shop.says("pipeline", "run", "ledger", "--memory", "1g", "--patience", "30m", "--json"))
     assert found["reconciliation"]["lost"] == 0
     assert set(found) == documented()["pipeline run"]
@@ -243,7 +243,7 @@ def test_the_pipeline_runs_and_the_report_tells(shop: Shop) -> None:
     assert (shop.folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
 
 
-def test_watching_a_ledger_ends_with_ctrl_c(shop: Shop) -> None:
+def test_ctrl_c_ends_pipeline_watch(shop: Shop) -> None:
     command = ("pipeline", "watch", "ledger", "--interval", "1", "--memory", "1g", "--results", "watched", "--json")
     with shop.terminal(*command) as terminal:
         terminal.wait_for('"snapshot": 1')

@@ -62,7 +62,7 @@ def ledger(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_the_newest_rows_are_a_table(ledger: str) -> None:
+def test_newest_rows_are_printed_as_a_table(ledger: str) -> None:
     result = run("show", ledger)
     assert result.exit_code == 0
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -74,7 +74,7 @@ def test_the_newest_rows_are_a_table(ledger: str) -> None:
     ]
 
 
-def test_json_has_every_column_with_names_for_codes(ledger: str) -> None:
+def test_json_has_every_column_with_codes_as_names(ledger: str) -> None:
     assert rows_of(ledger)[0] == {
         "op_id": "00ff" * 8,
         "ts": "2026-11-16T12:00:00.000000+00:00",
@@ -112,11 +112,11 @@ def test_json_has_every_column_with_names_for_codes(ledger: str) -> None:
         (("--entity", "nothing"), []),
     ],
 )
-def test_rows_can_be_chosen(arguments: tuple[str, ...], ids: list[str | None], ledger: str) -> None:
+def test_rows_can_be_filtered(arguments: tuple[str, ...], ids: list[str | None], ledger: str) -> None:
     assert [row["message_id"] for row in rows_of(ledger, *arguments)] == ids
 
 
-def test_a_code_of_a_later_release_stays_a_number(tmp_path: Path) -> None:
+def test_unknown_code_is_printed_as_a_number(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         writer.record(a_send(operation=99))
     (row,) = rows_of(str(tmp_path))
@@ -124,11 +124,11 @@ def test_a_code_of_a_later_release_stays_a_number(tmp_path: Path) -> None:
     assert " 99 " in run("show", str(tmp_path)).stdout
 
 
-def test_no_rows_is_said(tmp_path: Path) -> None:
+def test_empty_ledger_prints_no_rows(tmp_path: Path) -> None:
     assert run("show", str(tmp_path)).stdout == "no rows\n"
 
 
-def test_what_cannot_be_read_is_told_and_the_rest_is_shown(ledger: str, tmp_path: Path) -> None:
+def test_unreadable_files_are_reported_and_the_rest_is_shown(ledger: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     result = run("show", ledger)
     assert result.exit_code == 0
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_shown(ledger: str, tmp_path
     assert answer["unreadable"] == [{"path": "notes.txt", "reason": "not a file of a ledger"}]
 
 
-def test_an_id_cannot_talk_to_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_an_id_do_not_reach_the_terminal(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         writer.record(a_send("\x1b]0;gotcha\x07[red]"))
     printed = run("show", str(tmp_path)).stdout
@@ -163,14 +163,14 @@ def test_an_id_cannot_talk_to_the_terminal(tmp_path: Path) -> None:
         (("show", "s3://key:hunter2@bucket"), 2, "must not have a user or password"),
     ],
 )
-def test_mistakes_are_named(arguments: tuple[str, ...], code: int, words: str) -> None:
+def test_invalid_arguments_are_named(arguments: tuple[str, ...], code: int, words: str) -> None:
     result = run(*arguments)
     assert result.exit_code == code
     assert words in result.stderr
     assert result.stdout == ""
 
 
-def test_compact_says_what_it_did(tmp_path: Path) -> None:
+def test_compact_reports_its_result(tmp_path: Path) -> None:
     for number in range(3):
         with LedgerWriter(tmp_path) as writer:
             writer.record(a_send(f"m-{number}", ts=NOON - 400 * DAY))
@@ -181,7 +181,7 @@ def test_compact_says_what_it_did(tmp_path: Path) -> None:
     assert len(rows_of(str(tmp_path))) == 3
 
 
-def test_expire_says_what_it_removed(tmp_path: Path) -> None:
+def test_expire_reports_removed_days(tmp_path: Path) -> None:
     for days in (400, 401):
         with LedgerWriter(tmp_path) as writer:
             writer.record(a_send(ts=NOON - days * DAY))
@@ -199,7 +199,7 @@ def test_expire_says_what_it_removed(tmp_path: Path) -> None:
     assert run("show", str(tmp_path)).stdout == "no rows\n"
 
 
-def test_storage_options_go_to_the_driver() -> None:
+def test_storage_options_are_passed_to_the_driver() -> None:
     result = run("show", "obstinate://nowhere", "--storage-option", "skip_instance_cache=true")
     assert (result.exit_code, result.stderr) == (1, "twinbus ledger: there is no ledger at obstinate://nowhere\n")
 
@@ -213,7 +213,7 @@ def test_storage_options_go_to_the_driver() -> None:
         (["a={hunter2"], "the value of --storage-option a must be JSON"),
     ],
 )
-def test_a_bad_storage_option_is_refused_without_its_value(given: list[str], words: str) -> None:
+def test_invalid_storage_option_is_refused_without_showing_its_value(given: list[str], words: str) -> None:
     for command in (("show", "."), ("compact", "."), ("expire", ".", "--before", "2020-01-01")):
         result = run(*command, *(part for one in given for part in ("--storage-option", one)))
         assert result.exit_code == 2
@@ -221,7 +221,7 @@ def test_a_bad_storage_option_is_refused_without_its_value(given: list[str], wor
         assert "hunter2" not in result.output
 
 
-def test_an_error_of_a_driver_is_one_line_without_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_error_is_one_line_without_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("the key hunter2 is bad\nand more")
 

@@ -32,25 +32,25 @@ def loaded_by(command: str) -> set[str]:
         ("syphon", {"azure", "cryptography"}),
     ],
 )
-def test_a_command_loads_what_it_needs_and_no_more(command: str, needed: set[str]) -> None:
+def test_command_imports_only_what_it_needs(command: str, needed: set[str]) -> None:
     assert loaded_by(command) & HEAVY <= needed
 
 
 @pytest.mark.parametrize("name", COMMAND_LOCATIONS)
-def test_every_command_is_where_it_is_said_to_be(name: str) -> None:
+def test_every_command_has_its_name_and_help(name: str) -> None:
     assert Commands()[name].name == name
     shown = CliRunner().invoke(app, [name, "--help"])
     assert shown.exit_code == 0
     assert f"twinbus {name}" in shown.output
 
 
-def test_the_help_lists_all_commands() -> None:
+def test_help_lists_all_commands() -> None:
     shown = CliRunner().invoke(app, ["--help"])
     assert shown.exit_code == 0
     assert [name for name in COMMAND_LOCATIONS if name not in shown.output] == []
 
 
-def test_an_unknown_command_is_bad_usage_and_a_near_one_is_suggested() -> None:
+def test_unknown_command_is_a_usage_error_with_a_suggestion() -> None:
     shown = CliRunner().invoke(app, ["serv"])
     assert shown.exit_code == 2
     assert "Did you mean 'serve'?" in shown.output

@@ -48,17 +48,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_verdict_is_the_first_line(store: Path) -> None:
+def test_first_line_is_the_verdict(store: Path) -> None:
     result = run(store)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0] == "✗ 1 accepted message did not arrive."
 
 
-def test_a_ledger_stands_for_the_results_beside_it(store: Path) -> None:
+def test_ledger_argument_finds_the_results_beside_it(store: Path) -> None:
     assert answer(store.with_name("ledger"))["source"] == answer(store)["source"]
 
 
-def test_json_has_what_the_contract_says(store: Path) -> None:
+def test_json_matches_the_documented_contract(store: Path) -> None:
     found = answer(store)
     assert set(found) == {
         "format", "made_at", "source", "period", "verdict", "reconciliation", "anomalies", "incidents", "outages",
@@ -93,7 +93,7 @@ def test_json_has_what_the_contract_says(store: Path) -> None:
     assert found["gaps"] == {"dropped_rows": 0, "left_out": []}
 
 
-def test_the_cost_is_that_of_the_usage(store: Path) -> None:
+def test_cost_is_computed_from_the_usage(store: Path) -> None:
     cost = answer(store)["cost"]
     # Two entities send and receive 1,000 messages an hour for three days; 500 were diverted and came back.
     assert cost["operations"] == 2 * 2 * 1_000 * 72 + 500 + 500
@@ -102,7 +102,7 @@ def test_the_cost_is_that_of_the_usage(store: Path) -> None:
     assert cost["total"] == "0.967752"  # the base charge of 72 hours: all operations are included
 
 
-def test_a_period_is_a_part_of_everything_but_the_reconciliation(store: Path) -> None:
+def test_period_limits_everything_but_the_reconciliation(store: Path) -> None:
     found = answer(store, "--since", "2026-11-03", "--until", "2026-11-03T12:00")
     assert found["period"]["is_chosen"]
     assert len(found["incidents"]) == len(found["outages"]) == 1
@@ -111,14 +111,14 @@ def test_a_period_is_a_part_of_everything_but_the_reconciliation(store: Path) ->
     assert answer(store, "--since", "2026-11-03T02:00+02:00")["period"]["since"] == "2026-11-03T00:00:00.000000Z"
 
 
-def test_a_period_without_anything_is_told_as_such(store: Path) -> None:
+def test_empty_period_is_reported(store: Path) -> None:
     found = answer(store, "--since", "2027-01-01", "--until", "2027-01-02")
     assert found["outages"] == found["latency"] == []
     assert found["cost"]["operations"] == 0
     assert run(store, "--since", "2027-01-01", "--until", "2027-01-02").exit_code == 0
 
 
-def test_html_is_one_file_beside_the_verdict(store: Path, tmp_path: Path) -> None:
+def test_html_option_writes_one_file_and_prints_the_verdict(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     result = run(store, "--html", file)
     assert (result.exit_code, result.stdout) == (0, f"1 accepted message did not arrive. {file}\n")
@@ -127,7 +127,7 @@ def test_html_is_one_file_beside_the_verdict(store: Path, tmp_path: Path) -> Non
     assert answer(store, "--html", file)["verdict"]["word"] == "lost"
 
 
-def test_prices_tiers_and_subscriptions_are_those_that_were_asked_for(store: Path, tmp_path: Path) -> None:
+def test_price_tier_and_subscription_options_are_used(store: Path, tmp_path: Path) -> None:
     book = tmp_path / "prices.toml"
     tier = "[tiers.gold]\noperations = [{ above = 0, per_million = 1 }]"
     book.write_text(f'currency = "EUR"\ndate = 2026-01-01\nsource = "ours"\n{tier}\n')
@@ -157,19 +157,19 @@ def test_prices_tiers_and_subscriptions_are_those_that_were_asked_for(store: Pat
         (["--prices", "missing.toml"], "missing.toml: No such file or directory"),
     ],
 )
-def test_bad_usage_is_refused_with_the_name_of_the_option(store: Path, arguments: list[str], words: str) -> None:
+def test_usage_error_names_the_option(store: Path, arguments: list[str], words: str) -> None:
     assert words in refused(2, store, *arguments)
 
 
-def test_an_unknown_protocol_is_bad_usage() -> None:
+def test_unknown_protocol_is_a_usage_error() -> None:
     assert "nosuch" in refused(2, "nosuch://somewhere/results")
 
 
-def test_without_results_it_says_how_to_make_them(tmp_path: Path) -> None:
+def test_missing_results_error_says_how_to_make_them(tmp_path: Path) -> None:
     assert "run `twinbus pipeline run` first" in refused(1, tmp_path / "ledger")
 
 
-def test_results_of_a_later_release_are_refused(tmp_path: Path) -> None:
+def test_results_of_a_newer_release_are_refused(tmp_path: Path) -> None:
     ResultFiles(tmp_path).generation(version=GENERATION_ROW["version"] + 1, twinbus="9.9")
     assert "later release of twinbus (9.9)" in refused(1, tmp_path)
 
@@ -179,9 +179,7 @@ def test_results_in_another_format_need_spark(tmp_path: Path) -> None:
     assert "without Spark only Parquet is read: read them with `twinbus.spark.read_table`" in refused(1, tmp_path)
 
 
-def test_results_that_a_run_was_writing_when_it_was_killed_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_of_a_killed_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twinbus.tables.result_reader.PATIENCE", 0.3)
     files = Made(days=1).traffic(NAMES).write(tmp_path)
     files.generation(state="writing")
@@ -192,9 +190,7 @@ def test_results_that_a_run_was_writing_when_it_was_killed_are_refused(
 
 @pytest.mark.parametrize("table", ["usage", "activity", "latency", "verdicts", "anomalies", "_inputs", "_generation"])
 @pytest.mark.parametrize("damage", ["cut", "foreign"])
-def test_a_damaged_table_is_said_to_be_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, damage: str
-) -> None:
+def test_damaged_table_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, damage: str) -> None:
     monkeypatch.setattr("twinbus.tables.result_reader.PATIENCE", 0.3)
     made = Made(days=1).traffic(NAMES).outage(NAMES, START + HOUR, 5).judged(NAMES)
     made.anomaly("lost", "id-1", "orders").write(tmp_path)
@@ -203,7 +199,7 @@ def test_a_damaged_table_is_said_to_be_damaged(
     assert f"the results are damaged: {file} cannot be read" in refused(1, tmp_path)
 
 
-def test_a_removed_day_is_not_taken_for_a_day_without_messages(tmp_path: Path) -> None:
+def test_removed_day_is_not_an_empty_day(tmp_path: Path) -> None:
     files = Made(days=3).traffic(NAMES).judged(NAMES).write(tmp_path)
     files.remove("usage/day=2026-11-02")
     assert "usage has no rows of 2026-11-02" in refused(1, tmp_path)
@@ -217,7 +213,7 @@ def test_expired_days_are_not_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_an_unreadable_file_makes_the_verdict_unknown(tmp_path: Path, lost: int) -> None:
+def test_unreadable_file_makes_the_verdict_unknown(tmp_path: Path, lost: int) -> None:
     made = Made(days=1, left_out=[LeftOut("odd.parquet", "unreadable", "not Parquet")])
     made.traffic(NAMES).judged(NAMES, lost=lost).write(tmp_path)
     found = answer(tmp_path)
@@ -234,7 +230,7 @@ def test_an_unreadable_file_makes_the_verdict_unknown(tmp_path: Path, lost: int)
     assert "Is anything missing? Not known." in run(tmp_path).stdout
 
 
-def test_a_ledger_of_unreadable_files_only_is_not_an_empty_one(tmp_path: Path) -> None:
+def test_ledger_of_only_unreadable_files_is_not_empty(tmp_path: Path) -> None:
     Made(left_out=[LeftOut("odd.parquet", "unreadable", "not Parquet")]).judged([]).write(tmp_path)
     assert answer(tmp_path)["verdict"]["valid"] is None
     text = run(tmp_path).stdout
@@ -242,7 +238,7 @@ def test_a_ledger_of_unreadable_files_only_is_not_an_empty_one(tmp_path: Path) -
     assert "Is anything missing? Nothing" not in text
 
 
-def test_without_reconciliation_there_is_no_summary_even_if_old_tables_are_there(tmp_path: Path) -> None:
+def test_no_summary_without_reconciliation_despite_old_tables(tmp_path: Path) -> None:
     made = Made(days=1).traffic(NAMES).judged(NAMES).anomaly("lost", "id-1", "orders")
     made.is_reconciled = False
     made.write(tmp_path)
@@ -255,7 +251,7 @@ def test_without_reconciliation_there_is_no_summary_even_if_old_tables_are_there
     )
 
 
-def test_time_without_rows_is_not_billed_whatever_period_is_asked_for(tmp_path: Path) -> None:
+def test_time_without_rows_is_not_billed_in_any_period(tmp_path: Path) -> None:
     Made().traffic(NAMES, days=[0, 4]).write(tmp_path)
 
     def hours(*arguments: str) -> list[str]:
@@ -285,18 +281,18 @@ def test_results_are_read_from_a_url_with_storage_options(tmp_path: Path) -> Non
         ("key={secret", "--storage-option key must be JSON, as it begins with {"),
     ],
 )
-def test_bad_storage_options_are_refused_without_their_value(store: Path, option: str, words: str) -> None:
+def test_invalid_storage_options_are_refused_without_showing_their_value(store: Path, option: str, words: str) -> None:
     text = refused(2, store, "--storage-option", option)
     assert words in text
     assert "secret" not in text
 
 
-def test_a_storage_option_given_twice_is_refused(store: Path) -> None:
+def test_storage_option_given_twice_is_refused(store: Path) -> None:
     text = refused(2, store, "--storage-option", "key=a", "--storage-option", "key=b")
     assert "--storage-option key must be given only once" in text
 
 
-def test_a_file_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -> None:
+def test_file_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -> None:
     assert f"{tmp_path / 'no' / 'report.html'}: No such file" in refused(
         1, store, "--html", tmp_path / "no/report.html"
     )
@@ -304,7 +300,7 @@ def test_a_file_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_neither_spark_nor_the_sdk_is_loaded(store: Path, tmp_path: Path) -> None:
+def test_spark_and_the_sdk_are_not_imported(store: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from twinbus.cli.main import app;"
         f"r = CliRunner().invoke(app, ['report', {str(store)!r}, '--html', {str(tmp_path / 'r.html')!r}]);"
@@ -314,7 +310,7 @@ def test_neither_spark_nor_the_sdk_is_loaded(store: Path, tmp_path: Path) -> Non
     assert done.stdout == "0 []\n", done.stderr
 
 
-def test_without_jinja2_the_rest_works_and_html_says_what_to_install(
+def test_without_jinja2_only_html_fails_and_says_what_to_install(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("jinja2", "twinbus.report.render.html"):

@@ -20,13 +20,13 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError, ServiceBusServerBusyError
+from tests.connection_strings import ROOT_POLICY
 from tests.emulator.wire import ServeProcess, administration
 from tests.free_port import free_port
 from typer.testing import CliRunner
 
 from twinbus.amqp.codec.frames import SASL_HEADER
 from twinbus.cli.main import app
-from twinbus.emulator.auth.security import ROOT_POLICY
 from twinbus.servicebus.connection_strings import ConnectionString
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def control(ready: dict[str, Any], method: str, path: str, body: Any = None) -> 
 # ---- what it prints ----
 
 
-def test_the_first_line_is_json_and_everything_in_it_works(tmp_path: Path) -> None:
+def test_first_line_is_json_with_working_addresses(tmp_path: Path) -> None:
     arguments = ("--json", "--data", str(tmp_path), *ONE, "--namespace", "contoso-standby=0")
     with Running(*arguments) as running:
         ready = json.loads(running.first_line())
@@ -119,7 +119,7 @@ def test_the_first_line_is_json_and_everything_in_it_works(tmp_path: Path) -> No
         assert (code, output, errors) == (0, "", "")
 
 
-def test_without_json_it_prints_ready_connection_strings_and_what_to_trust(tmp_path: Path) -> None:
+def test_text_output_has_connection_strings_and_the_certificate_authority(tmp_path: Path) -> None:
     with Running("--data", str(tmp_path), *ONE) as running:
         lines = [running.first_line()]
         while not lines[-1].startswith("ready"):
@@ -132,7 +132,7 @@ def test_without_json_it_prints_ready_connection_strings_and_what_to_trust(tmp_p
         assert (code, output, errors) == (0, "stopped\n", "")
 
 
-def test_with_a_host_it_listens_on_that_address_and_no_other(tmp_path: Path) -> None:
+def test_host_option_sets_the_only_listening_address(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]  # is free on every address but this one
         with ServeProcess(tmp_path, "--namespace", f"contoso={port}", "--host", "127.0.0.2") as served:
@@ -143,11 +143,11 @@ def test_with_a_host_it_listens_on_that_address_and_no_other(tmp_path: Path) -> 
             other.close()
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), SECONDS)
-            # Faults are for whoever is on this machine, wherever the namespaces listen.
+            # The control port is local, wherever the namespaces listen.
             assert served.ready["control"]["url"].startswith("http://127.0.0.1:")
 
 
-def test_a_signal_ends_it_cleanly_also_with_clients_and_faults(tmp_path: Path) -> None:
+def test_signal_stops_it_cleanly_with_clients_and_faults(tmp_path: Path) -> None:
     with Running("--json", "--data", str(tmp_path), *ONE) as running:
         ready = json.loads(running.first_line())
         text = ready["namespaces"]["contoso"]["connection_string"]
@@ -164,7 +164,7 @@ def test_a_signal_ends_it_cleanly_also_with_clients_and_faults(tmp_path: Path) -
             assert (code, output, errors) == (0, "", "")
 
 
-def test_a_reset_is_a_reset_and_a_refusal_a_refusal(tmp_path: Path) -> None:
+def test_reset_and_refuse_faults_reset_and_refuse_connections(tmp_path: Path) -> None:
     """Here with the event loop that `serve` uses."""
     with ServeProcess(tmp_path, *ONE) as served:
         port = served.ready["namespaces"]["contoso"]["port"]
@@ -206,7 +206,7 @@ def test_a_reset_is_a_reset_and_a_refusal_a_refusal(tmp_path: Path) -> None:
         (("--nonsense",), "--nonsense"),
     ],
 )
-def test_a_bad_flag_is_refused_with_its_name_and_bound(
+def test_invalid_option_is_refused_with_its_name_and_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -219,13 +219,13 @@ def test_a_bad_flag_is_refused_with_its_name_and_bound(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_usage_is_exit_code_2_of_the_process(tmp_path: Path) -> None:
+def test_usage_error_exits_with_2(tmp_path: Path) -> None:
     finished = run("--namespace", "contoso", folder=tmp_path)
     assert (finished.returncode, finished.stdout) == (2, "")
     assert len(finished.stderr.splitlines()) == 1
 
 
-def test_a_mistake_in_the_configuration_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_configuration_error_names_its_place(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text('[namespaces.contoso.queues.orders]\nlock_duration = "9m"\n')
     finished = run("--config", str(file))
@@ -234,7 +234,7 @@ def test_a_mistake_in_the_configuration_is_refused_with_its_place(tmp_path: Path
     assert len(finished.stderr.splitlines()) == 1
 
 
-def test_a_configuration_that_is_refused_changes_nothing(tmp_path: Path) -> None:
+def test_refused_configuration_changes_nothing(tmp_path: Path) -> None:
     data, file = tmp_path / "data", tmp_path / "bus.toml"
     arguments = ("--data", str(data), "--config", str(file))
     # The first namespace is in order, and so is a part of the second.
@@ -274,7 +274,7 @@ def test_a_configuration_that_is_refused_changes_nothing(tmp_path: Path) -> None
             assert list(admin.list_topics()) == []
 
 
-def test_a_configuration_may_turn_forwarding_around(tmp_path: Path) -> None:
+def test_configuration_can_reverse_forwarding(tmp_path: Path) -> None:
     """Taken one by one, each of its changes would make a loop, or forward to nowhere."""
     file = tmp_path / "bus.toml"
     arguments = ("--config", str(file))
@@ -293,7 +293,7 @@ def test_a_configuration_may_turn_forwarding_around(tmp_path: Path) -> None:
                 assert [str(message) for message in receiver.receive_messages(1, max_wait_time=30)] == ["x"]
 
 
-def test_a_port_that_is_taken_is_one_line_and_exit_1(tmp_path: Path) -> None:
+def test_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -305,7 +305,7 @@ def test_a_port_that_is_taken_is_one_line_and_exit_1(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in line
 
 
-def test_a_control_port_that_is_taken_is_one_line_with_the_option(tmp_path: Path) -> None:
+def test_control_port_in_use_is_a_one_line_error_with_the_option(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         finished = run("--data", str(tmp_path), *ONE, "--control-port", str(port))
@@ -314,7 +314,7 @@ def test_a_control_port_that_is_taken_is_one_line_with_the_option(tmp_path: Path
     assert finished.stderr == f"twinbus serve: {why}; --control-port 0 picks a free one\n"
 
 
-def test_a_data_folder_in_use_is_one_line_and_exit_1(tmp_path: Path) -> None:
+def test_data_folder_in_use_is_a_one_line_error(tmp_path: Path) -> None:
     with ServeProcess(tmp_path, *ONE):
         finished = run("--data", str(tmp_path), *ONE)
     assert finished.returncode == 1
@@ -322,7 +322,7 @@ def test_a_data_folder_in_use_is_one_line_and_exit_1(tmp_path: Path) -> None:
     assert "in use by another process" in line
 
 
-def test_a_data_folder_that_is_a_file_is_one_line_and_exit_1(tmp_path: Path) -> None:
+def test_data_folder_that_is_a_file_is_a_one_line_error(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     finished = run("--data", str(file), *ONE)
@@ -330,7 +330,7 @@ def test_a_data_folder_that_is_a_file_is_one_line_and_exit_1(tmp_path: Path) -> 
     assert len(finished.stderr.splitlines()) == 1
 
 
-def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     removed = tmp_path / "contoso" / "namespace.removed"
     removed.mkdir(parents=True)
     finished = run("--data", str(tmp_path), *ONE)
@@ -342,7 +342,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 # ---- what it reads and keeps ----
 
 
-def test_the_configuration_file_makes_entities_policies_and_profile(tmp_path: Path) -> None:
+def test_configuration_file_sets_entities_policies_and_profile(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text(
         """
@@ -378,7 +378,7 @@ def test_the_configuration_file_makes_entities_policies_and_profile(tmp_path: Pa
     assert (tmp_path / "kept" / "contoso").is_dir()
 
 
-def test_a_restart_keeps_the_connection_string_and_the_messages(tmp_path: Path) -> None:
+def test_restart_keeps_the_connection_string_and_the_messages(tmp_path: Path) -> None:
     served = ServeProcess(tmp_path, "--namespace", f"contoso={free_port()}")
     with served:
         before = served.connection_string("contoso")
@@ -395,7 +395,7 @@ def test_a_restart_keeps_the_connection_string_and_the_messages(tmp_path: Path) 
             assert admin.get_queue_runtime_properties("orders").active_message_count == 1
 
 
-def test_nobody_else_may_look_into_the_data_folder(tmp_path: Path) -> None:
+def test_data_folder_is_private_to_its_user(tmp_path: Path) -> None:
     with ServeProcess(tmp_path, *ONE):
         for name in ("contoso", "tls"):
             folder = tmp_path / name
@@ -404,7 +404,7 @@ def test_nobody_else_may_look_into_the_data_folder(tmp_path: Path) -> None:
             assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in private)
 
 
-def test_nobody_else_may_read_the_files_in_a_folder_that_was_there(tmp_path: Path) -> None:
+def test_files_are_private_in_an_existing_data_folder(tmp_path: Path) -> None:
     folder = tmp_path / "contoso"
     folder.mkdir()
     os.chmod(folder, 0o755)
@@ -424,7 +424,7 @@ def test_nobody_else_may_read_the_files_in_a_folder_that_was_there(tmp_path: Pat
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755  # it is not ours to close
 
 
-def test_memory_keeps_nothing_but_the_certificate(tmp_path: Path) -> None:
+def test_memory_durability_keeps_only_the_certificate(tmp_path: Path) -> None:
     with (
         ServeProcess(tmp_path, *ONE, "--durability", "memory") as served,
         administration(served.connection_string("contoso")) as admin,
@@ -436,7 +436,7 @@ def test_memory_keeps_nothing_but_the_certificate(tmp_path: Path) -> None:
 # ---- logs ----
 
 
-def test_every_line_of_a_structured_log_is_json_and_holds_no_secret(tmp_path: Path) -> None:
+def test_structured_log_lines_are_json_without_secrets(tmp_path: Path) -> None:
     with Running("--json", "--data", str(tmp_path), *ONE, "--log-format", "json", "--log-level", "debug") as running:
         ready = json.loads(running.first_line())
         one = ready["namespaces"]["contoso"]
@@ -466,7 +466,7 @@ def test_every_line_of_a_structured_log_is_json_and_holds_no_secret(tmp_path: Pa
         assert secret not in errors
 
 
-def test_the_log_tells_why_a_client_was_refused(tmp_path: Path) -> None:
+def test_log_says_why_a_client_was_refused(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text(
         """

@@ -38,27 +38,27 @@ def polls(*arguments: str, **environment: str) -> int:
     return hour
 
 
-def test_without_a_file_the_defaults_hold() -> None:
+def test_defaults_apply_without_a_file() -> None:
     assert polls() == 40
 
 
-def test_the_table_of_a_command_changes_its_defaults(folder: Path) -> None:
+def test_table_of_a_command_changes_its_defaults(folder: Path) -> None:
     (folder / "twinbus.toml").write_text("[cost.estimate]\nbacklog-queues = 5\n")
     assert polls() == 20
 
 
-def test_the_command_line_has_the_last_word(folder: Path) -> None:
+def test_command_line_overrides_the_file(folder: Path) -> None:
     (folder / "twinbus.toml").write_text("[cost.estimate]\nbacklog_queues = 5\n")
     assert polls("--backlog-queues", "3") == 12
 
 
-def test_the_environment_stands_above_the_file(folder: Path) -> None:
+def test_environment_overrides_the_file(folder: Path) -> None:
     (folder / "twinbus.toml").write_text(f'primary = "{NOWHERE}"\n')
     assert "--secondary is missing" in run("backlog", "list").output
     assert "--primary: " in run("backlog", "list", TWINBUS_PRIMARY="nonsense").output
 
 
-def test_what_stands_above_the_tables_is_for_every_command(folder: Path) -> None:
+def test_top_level_keys_apply_to_every_command(folder: Path) -> None:
     (folder / "twinbus.toml").write_text(f'primary = "{NOWHERE}"\nsecondary = "{NOWHERE}"\n')
     for command in (("backlog", "list"), ("syphon", "--until-empty", "--primary-name", "x", "--queues", "0")):
         assert "is missing" not in run(*command).output
@@ -73,7 +73,7 @@ def test_what_stands_above_the_tables_is_for_every_command(folder: Path) -> None
         pytest.param(("pipeline", "run"), marks=pytest.mark.slow),  # it starts Spark before it looks
     ],
 )
-def test_the_ledger_need_not_be_named_again(folder: Path, command: tuple[str, ...]) -> None:
+def test_ledger_of_the_file_is_used_by_every_command(folder: Path, command: tuple[str, ...]) -> None:
     assert "Missing argument" in run(*command).output
     (folder / "twinbus.toml").write_text('ledger = "nowhere"\n')
     result = run(*command)
@@ -81,7 +81,7 @@ def test_the_ledger_need_not_be_named_again(folder: Path, command: tuple[str, ..
     assert "there is no ledger at " in result.output or "nowhere" in result.output
 
 
-def test_another_file_can_be_named(folder: Path) -> None:
+def test_environment_variable_names_another_file(folder: Path) -> None:
     (folder / "other.toml").write_text("[cost.estimate]\nbacklog_queues = 2\n")
     assert polls(TWINBUS_SETTINGS=str(folder / "other.toml")) == 8
 
@@ -106,7 +106,7 @@ def test_another_file_can_be_named(folder: Path) -> None:
         (f'primary = "{KEY}\n', "not valid TOML at line 1"),
     ],
 )
-def test_a_file_that_cannot_be_is_refused_without_its_values(folder: Path, text: str, says: str) -> None:
+def test_invalid_file_is_refused_without_showing_its_values(folder: Path, text: str, says: str) -> None:
     (folder / "twinbus.toml").write_text(text)
     for command in (("syphon",), ("cost", "estimate")):
         result = run(*command)
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_is_refused_without_its_values(folder: Path, text:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])
-def test_a_file_that_cannot_be_read_is_named(folder: Path, content: bytes | None) -> None:
+def test_unreadable_file_is_named(folder: Path, content: bytes | None) -> None:
     path = folder / "some.toml"
     if content is not None:
         path.write_bytes(content)
@@ -128,7 +128,7 @@ def test_a_file_that_cannot_be_read_is_named(folder: Path, content: bytes | None
     assert "some.toml" in plain(result.output).replace(" ", "")
 
 
-def test_help_shows_no_key_of_the_file(folder: Path) -> None:
+def test_help_shows_no_key_from_the_file(folder: Path) -> None:
     (folder / "twinbus.toml").write_text(f'primary = "{NOWHERE}"\n')
     result = run("syphon", "--help")
     assert result.exit_code == 0

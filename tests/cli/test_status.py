@@ -12,14 +12,22 @@ from typing import Any
 
 import pytest
 from tests.cli.test_backlog import give_up, invoke, row
+from tests.connection_strings import connection_string
 from tests.syphon.bus import connect
 from tests.syphon.pumping import BACKLOG, Pair, envelope, numbered
 from typer.testing import Result
 
 from twinbus.cli.commands import pair_status
-from twinbus.emulator import DEFAULT, Fault, FaultKind, FaultPoint, Namespace, NamespaceConfig, QueueDescription
-from twinbus.emulator.auth.security import AccessPolicy, connection_string
-from twinbus.emulator.config.namespace_file import PolicyConfig
+from twinbus.emulator import (
+    DEFAULT,
+    Fault,
+    FaultKind,
+    FaultPoint,
+    Namespace,
+    NamespaceConfig,
+    PolicyConfig,
+    QueueDescription,
+)
 from twinbus.ledger import Outcome, Stage
 from twinbus.ledger.writer import LedgerWriter
 from twinbus.servicebus.access_rights import Right
@@ -70,10 +78,10 @@ class Shop(Pair):
         self.secondary = Namespace(config, profile=DEFAULT, clock=self.clock)
 
     def primary_of(self, name: str) -> str:
-        return connection_string(self.primary.host, self.primary.port, self.primary.policy(name))
+        return self.primary.connection_string_for(name)
 
     def secondary_of(self, name: str) -> str:
-        return connection_string(self.secondary.host, self.secondary.port, self.secondary.policy(name))
+        return self.secondary.connection_string_for(name)
 
 
 RIGHTS = {"sender": Right.SEND, "reader": Right.LISTEN}
@@ -119,7 +127,7 @@ def explained(phrase: str, text: str) -> None:
 # ---- dead letters ----
 
 
-async def test_the_rights_of_a_syphon_are_enough_to_see_that_all_is_well(shop: Shop) -> None:
+async def test_syphon_rights_are_enough_for_a_healthy_status(shop: Shop) -> None:
     text = await check(shop, "--queues", "1", code=0)
     explained("the backlog is empty", text)
     explained("sizes are not known", text)
@@ -130,7 +138,7 @@ async def test_the_rights_of_a_syphon_are_enough_to_see_that_all_is_well(shop: S
     ]
 
 
-async def test_a_dead_letter_is_seen_by_those_who_may_only_listen(shop: Shop) -> None:
+async def test_dead_letter_is_seen_with_only_the_listen_right(shop: Shop) -> None:
     await give_up(shop, numbered("orders", range(2)), "Bad")
     found = await check_json(shop, code=1)
     assert not found["well"]
@@ -141,7 +149,7 @@ async def test_a_dead_letter_is_seen_by_those_who_may_only_listen(shop: Shop) ->
     assert len(await shop.dead_letters()) == 2  # still there, and not locked
 
 
-async def test_dead_letters_are_counted_only_so_far(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dead_letter_count_is_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_status, "MAX_PEEKED_DEAD", 3)
     await give_up(shop, numbered("orders", range(5)), "Bad")
     found = await check_json(shop, code=1)
@@ -149,12 +157,12 @@ async def test_dead_letters_are_counted_only_so_far(shop: Shop, monkeypatch: pyt
     assert "at least 3" in await check(shop, code=1)
 
 
-async def test_those_who_may_manage_are_told_how_many_dead_letters_there_are(shop: Shop) -> None:
+async def test_exact_dead_letter_count_needs_the_manage_right(shop: Shop) -> None:
     await give_up(shop, numbered("orders", range(2)), "Bad")
     assert "0 0 2" in " ".join((await managed(shop, code=1)).split())
 
 
-async def test_what_may_not_be_looked_into_is_not_well(shop: Shop) -> None:
+async def test_queue_that_may_not_be_read_is_unhealthy(shop: Shop) -> None:
     text = await check(shop, "--secondary", shop.secondary_of("sender"), "--queues", "1", code=1)
     explained("amqp:unauthorized-access", text)
     await shop.secondary.create(QueueDescription(SECOND))
@@ -166,12 +174,8 @@ async def test_what_may_not_be_looked_into_is_not_well(shop: Shop) -> None:
 # ---- the primary's key ----
 
 
-def with_key(namespace: Namespace, name: str, key: str) -> str:
-    return connection_string(namespace.host, namespace.port, AccessPolicy(name, key, key, frozenset({Right.SEND})))
-
-
-async def test_a_wrong_key_for_the_primary_is_seen_though_nobody_has_to_ask_for_its_name(shop: Shop) -> None:
-    wrong = with_key(shop.primary, "sender", WRONG)
+async def test_wrong_key_for_the_primary_is_detected_although_its_name_is_given(shop: Shop) -> None:
+    wrong = connection_string(shop.primary, WRONG, "sender")
     text = await check(shop, "--primary", wrong, code=1)
     explained("refuses: the key is wrong", text)
     assert text.startswith("primary: refuses: the key is wrong: InvalidSignature")
@@ -182,31 +186,30 @@ async def test_a_wrong_key_for_the_primary_is_seen_though_nobody_has_to_ask_for_
     assert found["queues"][0]["dead_letters"] == 0  # the backlog is looked at all the same
 
 
-async def test_the_key_of_one_queue_is_good_if_the_connection_string_names_the_queue(shop: Shop) -> None:
-    key = AccessPolicy("clerk", "a2V5", "b3RoZXI=", frozenset({Right.SEND}))
-    rule = AuthorizationRule(key.name, key.primary_key, key.secondary_key, key.rights)
+async def test_entity_policy_works_if_the_connection_string_names_the_entity(shop: Shop) -> None:
+    rule = AuthorizationRule("clerk", "a2V5", "b3RoZXI=", frozenset({Right.SEND}))
     queue = shop.primary.find("orders")
     assert queue is not None
     await shop.primary.update(replace(queue.description, authorization_rules=(rule,)))
-    where = shop.primary.host, shop.primary.port
-    await check(shop, "--primary", connection_string(*where, key, "orders"), code=0)
-    await check(shop, "--primary", connection_string(*where, key), code=1)
+    key = rule.primary_key, rule.key_name
+    await check(shop, "--primary", connection_string(shop.primary, *key, entity="orders"), code=0)
+    await check(shop, "--primary", connection_string(shop.primary, *key), code=1)
 
 
-async def test_a_primary_that_takes_no_tokens_now_does_not_answer(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_primary_that_accepts_no_tokens_does_not_answer(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_status, "REACH_SECONDS", 1.0)
     shop.primary.faults.add(Fault(FaultKind.SLOW, on=frozenset({FaultPoint.TOKEN}), delay=30))
     explained("primary: does not answer", await check(shop, code=1))
 
 
-async def test_a_namespace_that_is_down_does_not_answer(shop: Shop) -> None:
+async def test_namespace_that_is_down_does_not_answer(shop: Shop) -> None:
     await shop.secondary.close()
     explained("secondary: does not answer", await managed(shop, "--primary-name", "contoso", code=1))
     await shop.primary.close()
     explained("primary: does not answer", await managed(shop, "--primary-name", "contoso", code=1))
 
 
-async def test_a_primary_that_is_down_and_known_by_its_address_has_to_be_named(shop: Shop) -> None:
+async def test_primary_that_is_down_needs_primary_name(shop: Shop) -> None:
     await shop.primary.close()
     text = await managed(shop, code=1)
     explained("so twinbus must ask for its name: give --primary-name", text)
@@ -215,7 +218,7 @@ async def test_a_primary_that_is_down_and_known_by_its_address_has_to_be_named(s
 # ---- queues that are not there, or not known ----
 
 
-async def test_a_name_that_nobody_has_is_not_well_and_the_names_that_there_are_are_told(shop: Shop) -> None:
+async def test_unknown_primary_name_is_unhealthy_and_existing_names_are_listed(shop: Shop) -> None:
     await shop.secondary.create(QueueDescription("tailspin/x-servicebus-transfer/0"))
     text = await managed(shop, "--primary-name", "contosso", code=1)
     explained("there are no backlog queues of", text)
@@ -226,14 +229,14 @@ async def test_a_name_that_nobody_has_is_not_well_and_the_names_that_there_are_a
     )
 
 
-async def test_of_many_names_only_some_are_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_of_existing_names_is_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_status, "MAX_NAMES", 1)
     for name in ("tailspin", "wingtip"):
         await shop.secondary.create(QueueDescription(f"{name}/x-servicebus-transfer/0"))
     assert "but there are some of contoso and 2 more:" in await managed(shop, "--primary-name", "contosso", code=1)
 
 
-async def test_a_name_that_nobody_has_is_not_well_for_those_who_may_only_listen(shop: Shop) -> None:
+async def test_unknown_primary_name_is_unhealthy_with_only_the_listen_right(shop: Shop) -> None:
     found = await check_json(shop, "--primary-name", "contosso", code=1)
     assert (found["well"], found["queues"], len(found["missing"])) == (False, [], 10)
     assert found["backlog_error"] == (
@@ -242,12 +245,12 @@ async def test_a_name_that_nobody_has_is_not_well_for_those_who_may_only_listen(
     )
 
 
-async def test_before_any_client_has_started_there_is_no_backlog_and_that_is_not_well(shop: Shop) -> None:
+async def test_missing_backlog_before_the_first_client_is_unhealthy(shop: Shop) -> None:
     await shop.secondary.delete(BACKLOG)
     assert "A client creates them when it starts" in await managed(shop, code=1)
 
 
-async def test_queues_beyond_the_number_are_looked_into_by_those_who_may_only_listen(shop: Shop) -> None:
+async def test_queues_beyond_the_count_are_read_with_only_the_listen_right(shop: Shop) -> None:
     await shop.secondary.create(QueueDescription(SECOND))
     await check(shop, "--queues", "1", code=0)
     async with connect(shop.secondary) as connection:
@@ -259,7 +262,7 @@ async def test_queues_beyond_the_number_are_looked_into_by_those_who_may_only_li
 
 
 @pytest.mark.parametrize("who", [check, managed])
-async def test_more_queues_than_there_are_is_said_and_is_no_harm(shop: Shop, who: Any) -> None:
+async def test_queue_count_above_the_existing_queues_is_mentioned_and_healthy(shop: Shop, who: Any) -> None:
     text = await who(shop, "--queues", "3", code=0)
     explained("of --queues do not exist", text)
     assert text.splitlines()[-2:] == [
@@ -268,7 +271,7 @@ async def test_more_queues_than_there_are_is_said_and_is_no_harm(shop: Shop, who
     ]
 
 
-async def test_a_queue_that_would_lose_messages_is_shown_and_is_not_well(shop: Shop) -> None:
+async def test_queue_that_would_lose_messages_is_shown_as_unhealthy(shop: Shop) -> None:
     await shop.secondary.create(QueueDescription(SECOND, max_delivery_count=10))
     text = await managed(shop, "--queues", "2", code=1)
     explained("not used:", text)
@@ -279,7 +282,7 @@ async def test_a_queue_that_would_lose_messages_is_shown_and_is_not_well(shop: S
     errors = {one["path"]: one["configuration_error"] for one in found["queues"]}
     assert errors[BACKLOG] is None
     assert errors[SECOND].startswith("max_delivery_count is 10")
-    # Beyond the number that the clients use it is nobody's concern.
+    # It does not matter beyond the number of queues that the clients use.
     await managed(shop, "--queues", "1", code=0)
 
 
@@ -291,7 +294,7 @@ def exchanged(shop: Shop) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("named", [(), ("--primary-name", "contoso")])
-async def test_swapped_namespaces_are_told(shop: Shop, named: tuple[str, ...]) -> None:
+async def test_swapped_namespaces_are_reported(shop: Shop, named: tuple[str, ...]) -> None:
     text = await managed(shop, *exchanged(shop), *named, code=1)
     explained("Primary and secondary look swapped", text)
     primary, secondary = (f"127.0.0.1:{one.port}" for one in (shop.primary, shop.secondary))
@@ -303,7 +306,7 @@ async def test_swapped_namespaces_are_told(shop: Shop, named: tuple[str, ...]) -
     assert "look swapped" in found["backlog_error"]
 
 
-async def test_namespaces_that_are_each_others_secondary_are_well(shop: Shop) -> None:
+async def test_namespaces_that_are_each_others_secondary_are_healthy(shop: Shop) -> None:
     await shop.primary.create(QueueDescription("fabrikam/x-servicebus-transfer/0", max_delivery_count=2147483647))
     for given in (exchanged(shop), ()):
         result = await invoke(shop, "status", *given, "--json")
@@ -311,7 +314,7 @@ async def test_namespaces_that_are_each_others_secondary_are_well(shop: Shop) ->
         assert json.loads(result.stdout)["swapped"] is False
 
 
-async def test_a_primary_that_may_not_be_asked_is_not_called_swapped(shop: Shop) -> None:
+async def test_primary_without_the_manage_right_is_not_reported_as_swapped(shop: Shop) -> None:
     arguments = "--primary", shop.secondary_of("sender"), "--secondary", shop.primary.connection_string
     text = await managed(shop, *arguments, "--primary-name", "contoso", code=1)
     assert "look swapped" not in text
@@ -321,7 +324,7 @@ async def test_a_primary_that_may_not_be_asked_is_not_called_swapped(shop: Shop)
 # ---- the ledger, and what waits ----
 
 
-async def test_what_waits_and_what_is_deferred_is_shown(shop: Shop) -> None:
+async def test_waiting_and_deferred_messages_are_shown(shop: Shop) -> None:
     await shop.put([*numbered("orders", range(3)), *numbered("gone", range(2))])
     await shop.drain()
     text = await managed(shop, code=1)
@@ -330,14 +333,14 @@ async def test_what_waits_and_what_is_deferred_is_shown(shop: Shop) -> None:
 
 
 def ledger_of(folder: Path, *rows: tuple[str, Stage, Outcome, float]) -> tuple[str, str]:
-    """A ledger with a row for each entity, stage and outcome, so many seconds ago."""
+    """Write a ledger with a row for each entity, stage, outcome and age in seconds."""
     with LedgerWriter(str(folder)) as writer:
         for entity, stage, outcome, seconds in rows:
             writer.record(row(entity, stage, outcome)._replace(ts=int((time.time() - seconds) * 1e6)))
     return "--ledger", str(folder)
 
 
-async def test_the_ledger_tells_when_something_last_went_home_and_not_who_drains(shop: Shop, tmp_path: Path) -> None:
+async def test_ledger_shows_when_the_last_message_was_moved(shop: Shop, tmp_path: Path) -> None:
     diverted = ("orders", Stage.BACKLOG_SEND, Outcome.DONE, 460.0)
     text = await managed(shop, *ledger_of(tmp_path / "diverted", diverted), code=0)
     explained("no message was moved to the primary in this period", text)
@@ -348,7 +351,7 @@ async def test_the_ledger_tells_when_something_last_went_home_and_not_who_drains
     assert "draining" not in text
 
 
-async def test_the_ledger_tells_where_sends_go(shop: Shop, tmp_path: Path) -> None:
+async def test_ledger_shows_where_sends_go(shop: Shop, tmp_path: Path) -> None:
     given = ledger_of(
         tmp_path,
         ("orders", Stage.BACKLOG_SEND, Outcome.DONE, 20),
@@ -360,7 +363,7 @@ async def test_the_ledger_tells_where_sends_go(shop: Shop, tmp_path: Path) -> No
         explained(phrase, text)
 
 
-async def test_a_ledger_without_rows_of_that_time_says_so(shop: Shop, tmp_path: Path) -> None:
+async def test_ledger_without_rows_of_the_period_is_mentioned(shop: Shop, tmp_path: Path) -> None:
     given = ledger_of(tmp_path, ("orders", Stage.DIRECT, Outcome.DONE, 90))
     explained("the ledger has no rows of this period", await managed(shop, *given, "--minutes", "1", code=0))
 
@@ -368,6 +371,6 @@ async def test_a_ledger_without_rows_of_that_time_says_so(shop: Shop, tmp_path: 
 # ---- the page ----
 
 
-def test_the_guide_explains_what_is_printed_and_nothing_else() -> None:
+def test_guide_explains_exactly_what_is_printed() -> None:
     rows = re.findall(r"^\| (.+?) \| .+ \| .+ \|$", GUIDE.read_text("utf-8"), re.MULTILINE)
     assert {phrase for cell in rows for phrase in re.findall(r"`([^`]+)`", cell)} == EXPLAINED

@@ -80,7 +80,7 @@ async def run_json(pair: Pair, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, found
 
 
-async def test_until_empty_moves_everything_prints_the_result_and_ends_with_0(pair: Pair) -> None:
+async def test_until_empty_moves_everything_prints_the_result_and_exits_with_0(pair: Pair) -> None:
     await pair.put([*numbered("orders", range(50)), *numbered("bills", range(20))])
     code, report = await run_json(pair)
     assert code == 0
@@ -95,7 +95,7 @@ async def test_until_empty_moves_everything_prints_the_result_and_ends_with_0(pa
     assert pair.is_backlog_empty
 
 
-async def test_something_deferred_ends_with_1(pair: Pair) -> None:
+async def test_deferred_messages_exit_with_1(pair: Pair) -> None:
     await pair.put([*numbered("orders", range(5)), *numbered("nowhere", range(3))])
     code, report = await run_json(pair)
     assert code == 1
@@ -103,7 +103,7 @@ async def test_something_deferred_ends_with_1(pair: Pair) -> None:
     assert report["moved"] == 5
 
 
-async def test_only_the_given_destinations_are_moved_and_people_get_text(pair: Pair) -> None:
+async def test_destination_option_limits_the_drain_and_the_result_is_text(pair: Pair) -> None:
     await pair.put([*numbered("orders", range(5)), *numbered("bills", range(3))])
     code, output, _ = await run(pair, "--until-empty", "--destination", "ORDERS")
     assert code == 1
@@ -113,7 +113,7 @@ async def test_only_the_given_destinations_are_moved_and_people_get_text(pair: P
 
 
 @pytest.mark.parametrize("until_empty", [True, False])
-async def test_swapped_namespaces_are_told_and_nothing_is_moved(pair: Pair, until_empty: bool) -> None:
+async def test_swapped_namespaces_are_reported_and_nothing_is_moved(pair: Pair, until_empty: bool) -> None:
     await pair.put(numbered("orders", range(3)))
     exchanged = "--primary", pair.secondary.connection_string, "--secondary", pair.primary.connection_string
     code, output, errors = await run(pair, *exchanged, *(["--until-empty"] if until_empty else []))
@@ -130,7 +130,7 @@ async def test_namespaces_that_are_each_others_secondary_are_drained(pair: Pair)
     assert (code, report["moved"]) == (0, 3)
 
 
-async def test_people_are_told_how_many_queues_it_looked_into_and_how_many_do_not_exist(pair: Pair) -> None:
+async def test_result_counts_the_queues_read_and_the_missing_ones(pair: Pair) -> None:
     code, output, _ = await run(pair, "--until-empty", "--queues", "3")
     assert code == 0
     assert output.splitlines()[-2:] == [
@@ -139,13 +139,13 @@ async def test_people_are_told_how_many_queues_it_looked_into_and_how_many_do_no
     ]
 
 
-async def test_queues_that_do_not_exist_end_with_1_and_are_named(pair: Pair) -> None:
-    code, _, errors = await run(pair, "--until-empty", "--primary-name", "somebody")
+async def test_missing_queues_are_named_and_exit_with_1(pair: Pair) -> None:
+    code, _, errors = await run(pair, "--until-empty", "--primary-name", "fabrikam")
     assert code == 1
-    assert "the backlog queue somebody/x-servicebus-transfer/0 does not exist. Is --primary-name wrong" in errors
+    assert "the backlog queue fabrikam/x-servicebus-transfer/0 does not exist. Is --primary-name wrong" in errors
 
 
-async def test_a_primary_that_cannot_be_reached_ends_with_1_and_one_line(pair: Pair) -> None:
+async def test_unreachable_primary_is_a_one_line_error(pair: Pair) -> None:
     pair.primary.faults.add(Fault(FaultKind.REFUSE))
     code, output, errors = await run(pair, "--until-empty", "--primary-name", "contoso")
     assert (code, output) == (1, "")
@@ -154,7 +154,7 @@ async def test_a_primary_that_cannot_be_reached_ends_with_1_and_one_line(pair: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_stops_it_cleanly(pair: Pair, number: signal.Signals) -> None:
+async def test_signal_stops_it_cleanly(pair: Pair, number: signal.Signals) -> None:
     await pair.put(numbered("orders", range(20)))
     process = await start(pair)
     await pair.until("orders", 20)
@@ -166,7 +166,7 @@ async def test_a_signal_stops_it_cleanly(pair: Pair, number: signal.Signals) -> 
     assert "Traceback" not in errors
 
 
-async def test_a_signal_in_the_middle_gives_back_what_was_not_moved_and_ends_with_1(pair: Pair) -> None:
+async def test_signal_during_a_drain_releases_unmoved_messages_and_exits_with_1(pair: Pair) -> None:
     await pair.put(numbered("orders", range(500)))
     process = await start(pair, "--until-empty", "--rate", "100")
     await pair.until("orders", 5)
@@ -182,14 +182,14 @@ async def test_a_signal_in_the_middle_gives_back_what_was_not_moved_and_ends_wit
 
 
 async def killed_at(pair: Pair, received: int, *arguments: str) -> None:
-    """Run a syphon, and kill it when so many messages have arrived."""
+    """Run a syphon, and kill it when `received` messages have arrived."""
     process = await start(pair, "--until-empty", *arguments)
     await pair.until("orders", received)
     process.kill()
     await ended(process)
 
 
-async def test_a_syphon_killed_in_the_middle_loses_nothing(pair: Pair) -> None:
+async def test_syphon_killed_during_a_drain_loses_nothing(pair: Pair) -> None:
     await pair.put(numbered("orders", range(4000)))
     await killed_at(pair, 300)
     await killed_at(pair, 1000)
@@ -200,7 +200,7 @@ async def test_a_syphon_killed_in_the_middle_loses_nothing(pair: Pair) -> None:
     assert pair.is_backlog_empty
 
 
-async def test_what_a_killed_syphon_had_deferred_is_found_and_arrives_in_order(pair: Pair) -> None:
+async def test_messages_deferred_by_a_killed_syphon_arrive_in_order(pair: Pair) -> None:
     await pair.put(
         [message for number in range(300) for path in ("later", "orders") for message in numbered(path, [number])]
     )
@@ -233,7 +233,7 @@ def sent(ledger: Path) -> list[Operation]:
     return [row for row in to_operations(contents.table) if row.stage is Stage.PRIMARY_SEND]
 
 
-async def test_with_a_ledger_every_move_has_a_row(patient: Pair, tmp_path: Path) -> None:
+async def test_every_move_has_a_ledger_row(patient: Pair, tmp_path: Path) -> None:
     await patient.put(numbered("orders", range(300)))
     code, report = await run_json(patient, "--ledger", str(tmp_path / "ledger"))
     assert (code, report["moved"]) == (0, 300)
@@ -243,7 +243,7 @@ async def test_with_a_ledger_every_move_has_a_row(patient: Pair, tmp_path: Path)
     assert patient.backlog.activity.delivered == 300  # and nothing was given back meanwhile
 
 
-async def test_a_ledger_that_is_no_folder_is_refused_before_anything_is_moved(pair: Pair, tmp_path: Path) -> None:
+async def test_ledger_that_is_not_a_folder_is_refused_before_anything_is_moved(pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     await pair.put(numbered("orders", range(3)))
     code, _, errors = await ended(await start(pair, "--until-empty", "--ledger", str(tmp_path / "file")))
@@ -252,7 +252,7 @@ async def test_a_ledger_that_is_no_folder_is_refused_before_anything_is_moved(pa
 
 
 @pytest.mark.parametrize("mode", ["required", "best_effort"])
-async def test_without_its_ledger_it_completes_nothing_unless_told_to(pair: Pair, tmp_path: Path, mode: str) -> None:
+async def test_unavailable_ledger_completes_nothing_unless_best_effort(pair: Pair, tmp_path: Path, mode: str) -> None:
     block(tmp_path / "ledger")
     await pair.put(numbered("orders", range(20)))
     process = await start(pair, "--until-empty", "--ledger", str(tmp_path / "ledger"), "--ledger-mode", mode)
@@ -268,7 +268,7 @@ async def test_without_its_ledger_it_completes_nothing_unless_told_to(pair: Pair
         assert pair.is_backlog_empty
 
 
-async def test_time_in_the_backlog_counts_though_nobody_tells_the_lock_duration() -> None:
+async def test_time_in_the_backlog_counts_without_a_lock_option() -> None:
     """With locks of a minute, as backlog queues have them, and without the right to ask for their properties."""
     async with Pair(DEFAULT) as pair:
         await pair.create("orders")
@@ -285,7 +285,7 @@ async def test_time_in_the_backlog_counts_though_nobody_tells_the_lock_duration(
         assert 3600 - 120 < left <= 3600 - 1.5
 
 
-async def test_a_lock_duration_that_is_told_is_believed(pair: Pair) -> None:
+async def test_lock_option_sets_the_lock_duration(pair: Pair) -> None:
     await pair.put(numbered("orders", [1], seconds=2))
     await let_pass(pair.secondary, pair.clock, 3)
     code, report = await run_json(pair, "--lock", "5")
@@ -336,14 +336,14 @@ NAMESPACE = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey=top
         ),
     ],
 )
-def test_bad_usage_ends_with_2_and_names_the_option(arguments: list[str], message: str) -> None:
+def test_usage_error_names_the_option_and_exits_with_2(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["syphon", *arguments], env={"TWINBUS_PRIMARY": None, "TWINBUS_SECONDARY": None})
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert "topsecret" not in result.output
 
 
-def test_the_number_of_queues_has_a_bound() -> None:
+def test_queue_count_is_bounded() -> None:
     assert CliRunner().invoke(app, ["syphon", "--queues", "0"]).exit_code == 2
 
 

@@ -116,7 +116,9 @@ async def read_until_paused(process: asyncio.subprocess.Process) -> str:
 
 @pytest.mark.parametrize("mode", ["required", "best_effort"])
 @pytest.mark.parametrize("name", TROUBLES)
-async def test_nothing_is_lost_and_it_goes_on_by_itself(pair: Pair, tmp_path: Path, name: str, mode: str) -> None:
+async def test_syphon_resumes_after_ledger_trouble_and_loses_nothing(
+    pair: Pair, tmp_path: Path, name: str, mode: str
+) -> None:
     trouble = TROUBLES[name](tmp_path)
     process = await start(pair, trouble.url, mode)
     log = ""
@@ -146,7 +148,7 @@ async def test_nothing_is_lost_and_it_goes_on_by_itself(pair: Pair, tmp_path: Pa
 
 @pytest.mark.parametrize("mode", ["required", "best_effort"])
 @pytest.mark.parametrize("name", TROUBLES)
-async def test_it_ends_in_time_in_the_middle_of_trouble(pair: Pair, tmp_path: Path, name: str, mode: str) -> None:
+async def test_syphon_stops_in_time_during_ledger_trouble(pair: Pair, tmp_path: Path, name: str, mode: str) -> None:
     trouble = TROUBLES[name](tmp_path)
     process = await start(pair, trouble.url, mode)
     try:

@@ -10,7 +10,7 @@ from twinbus.cli.failures import describe_os_error, os_error_text, with_option_n
 from twinbus.cli.text import aligned
 
 
-def test_a_long_name_stays_in_one_piece_at_the_end_of_its_line() -> None:
+def test_long_name_in_the_last_column_is_not_broken() -> None:
     name = "sales/" * 30
     assert aligned(("kind", "count", "name"), [("queue", "5", name), ("a", "1,000", "b")], left=1).splitlines() == [
         "kind   count  name",
@@ -30,11 +30,11 @@ def test_a_long_name_stays_in_one_piece_at_the_end_of_its_line() -> None:
         ("the ledger's path must not be empty", "the ledger's path must not be empty"),
     ],
 )
-def test_what_the_library_says_of_a_field_is_said_of_the_option(said: str, shown: str) -> None:
+def test_field_name_in_an_error_becomes_the_option_name(said: str, shown: str) -> None:
     assert with_option_name(said) == shown
 
 
-def test_an_error_of_the_system_is_told_in_its_words_with_the_file_and_without_a_number() -> None:
+def test_os_error_text_has_the_file_and_no_errno() -> None:
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)")
     assert os_error_text(refused) == "Connection refused"
     assert describe_os_error(FileNotFoundError(errno.ENOENT, "No such file or directory", "a.toml")) == (

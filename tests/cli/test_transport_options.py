@@ -44,32 +44,32 @@ def run(*arguments: str, **environment: str) -> Result:
 @pytest.mark.parametrize(
     "url", ["nowhere", f"http://me:{PASSWORD}@proxy", f"http://me:{PASSWORD}@proxy:99999", f"ftp://me:{PASSWORD}@p:1"]
 )
-def test_a_malformed_proxy_is_refused(command: tuple[str, ...], url: str) -> None:
+def test_malformed_proxy_is_refused(command: tuple[str, ...], url: str) -> None:
     for result in (run(*command, "--proxy", url), run(*command, TWINBUS_PROXY=url)):
         assert result.exit_code == 2
         assert "--proxy: " in result.output
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_an_unknown_transport_is_refused(command: tuple[str, ...]) -> None:
+def test_unknown_transport_is_refused(command: tuple[str, ...]) -> None:
     result = run(*command, "--transport", "carrier-pigeon")
     assert result.exit_code == 2
     assert "--transport" in result.output
 
 
-def test_a_malformed_proxy_of_the_environment_is_refused() -> None:
+def test_malformed_proxy_in_the_environment_is_refused() -> None:
     result = run("status", "--transport", "websocket", HTTPS_PROXY=f"socks5://me:{PASSWORD}@proxy:1080")
     assert result.exit_code == 2
     assert "HTTPS_PROXY" in result.output
 
 
-def test_a_proxy_for_a_namespace_in_plain_text_is_refused() -> None:
+def test_proxy_for_a_plain_text_namespace_is_refused() -> None:
     result = run("status", "--primary", PLAIN, "--proxy", "http://proxy:3128")
     assert result.exit_code == 2
     assert "--primary: http_proxy needs TLS" in " ".join(result.output.split())
 
 
-def test_both_may_stand_in_the_settings(folder: Path) -> None:
+def test_transport_and_proxy_can_be_set_in_the_settings_file(folder: Path) -> None:
     (folder / "twinbus.toml").write_text(f'transport = "websocket"\nproxy = "http://me:{PASSWORD}@127.0.0.1:1"\n')
     result = run("status", "--queues", "1", "--primary-name", "contoso")
     assert result.exit_code == 1

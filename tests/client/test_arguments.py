@@ -272,7 +272,7 @@ def test_options_of_a_wrong_type_or_value_are_named(
         ("fail_back", (None,), {}, TypeError, "entity must be a str"),
     ],
 )
-def test_arguments_of_its_methods_are_checked(
+def test_arguments_of_client_methods_are_checked(
     client_class: Any, method: str, arguments: Any, options: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -330,7 +330,7 @@ def test_arguments_of_a_sender_are_checked(
         (float("nan"), ValueError),
     ],
 )
-def test_a_timeout_is_a_number_above_0(sender: Any, timeout: Any, error: type[Exception]) -> None:
+def test_timeout_must_be_a_number_above_0(sender: Any, timeout: Any, error: type[Exception]) -> None:
     for method, arguments in (
         ("send_messages", (ServiceBusMessage("x"),)),
         ("send_messages", ([],)),
@@ -342,7 +342,7 @@ def test_a_timeout_is_a_number_above_0(sender: Any, timeout: Any, error: type[Ex
             getattr(sender, method)(*arguments, timeout=timeout)
 
 
-async def test_an_empty_list_has_the_route_that_a_message_would_take() -> None:
+async def test_empty_list_has_the_route_of_a_message() -> None:
     client = twinbus.PairedServiceBusClient(PRIMARY, SECONDARY)
     aio_client = twinbus.aio.PairedServiceBusClient(PRIMARY, SECONDARY)
     sender, aio_sender = client.get_queue_sender("orders"), aio_client.get_queue_sender("orders")

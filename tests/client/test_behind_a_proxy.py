@@ -24,6 +24,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage, TransportType
 from tests.client.threads import Seen, down, eventually
 from tests.connect_proxy import ConnectProxy
+from tests.namespace_internals import Queue
 
 from twinbus import (
     BacklogUnavailableError,
@@ -37,9 +38,7 @@ from twinbus import (
     aio,
 )
 from twinbus.emulator import Namespace as EmbeddedNamespace
-from twinbus.emulator import QueueDescription
-from twinbus.emulator.entities.queue import Queue
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import NamespaceThread, QueueDescription
 
 pytestmark = pytest.mark.slow
 

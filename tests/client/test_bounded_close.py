@@ -70,9 +70,9 @@ def namespaces(twins: TwinNamespaces, credential: Any) -> list[Namespace]:
 
 
 def our_threads(*, but: str = "twinbus-token") -> list[str]:
-    theirs = ("twinbus-namespace", "twinbus-store", but)
+    others = ("twinbus-namespace", "twinbus-store", but)
     names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("twinbus-") and not name.startswith(theirs)]
+    return [name for name in names if name.startswith("twinbus-") and not name.startswith(others)]
 
 
 OPTIONS = SendAvailabilityOptions(backlog_queue_count=2, primary_name="contoso", enable_syphon=True)

@@ -30,9 +30,8 @@ from twinbus import (
 )
 from twinbus.aio import PairedServiceBusClient, pair_namespaces
 from twinbus.client.pair_check import check_pair
-from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, QueueDescription
-from twinbus.emulator.config.namespace_file import NamespaceConfig
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, NamespaceConfig, QueueDescription
+from twinbus.emulator import FaultPoint as At
 from twinbus.pairing.namespace import Namespace
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -285,7 +284,7 @@ async def test_status_lists_every_entity_queue_and_error(twins: Twins) -> None:
         assert plain["entities"][0]["state"] == "healthy"
 
 
-async def test_a_callback_that_raises_changes_nothing(twins: Twins, caplog: pytest.LogCaptureFixture) -> None:
+async def test_callback_that_raises_has_no_effect(twins: Twins, caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: Event) -> None:
         raise ZeroDivisionError
 
@@ -359,7 +358,7 @@ KEY = ";SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0"
 
 class _Token:
     async def get_token(self, *scopes: str, **_: Any) -> Any:
-        raise AssertionError("nobody asked for a token")
+        raise AssertionError("a token was requested")
 
 
 def side(host: str, **client_options: Any) -> Namespace:

@@ -71,7 +71,7 @@ async def test_the_partner_of_a_closed_client_is_faulted_after_five_seconds(twin
                 call()
         with pytest.raises(PairedClientFaultedError, match="secondary client was closed"):
             await sender.send_messages(ServiceBusMessage("y"))
-        # The syphon has stopped: nobody is connected to the secondary any more.
+        # The syphon has stopped: no client is connected to the secondary.
         await eventually(lambda: not twins.secondary.connections)
 
 
@@ -81,8 +81,8 @@ async def test_the_partner_of_a_faulted_client_is_faulted_with_its_cause(twins: 
     async with client(twins) as paired:
         ended, partner = getattr(paired, side), getattr(paired, "primary" if side == "secondary" else "secondary")
         cause = OSError("out of order")
-        ended.fault("somebody said so", cause)
-        with pytest.raises(PairedClientFaultedError, match="somebody said so") as raised:
+        ended.fault("faulted by the test", cause)
+        with pytest.raises(PairedClientFaultedError, match="faulted by the test") as raised:
             ended.get_queue_sender("orders")
         assert raised.value.cause is cause
         partner.get_queue_sender("orders")
@@ -190,11 +190,11 @@ async def test_closing_the_paired_client_faults_no_partner(twins: Twins) -> None
     assert paired.status().condition is Condition.CLOSED
 
 
-def test_the_time_of_grace_is_five_seconds() -> None:
+def test_grace_period_is_five_seconds() -> None:
     assert GRACE == 5
 
 
-def test_first_end_decides() -> None:
+def test_first_close_or_fault_decides() -> None:
     partnership = Partnership()
     assert partnership.closed(PRIMARY)
     assert not partnership.closed(PRIMARY)
@@ -208,5 +208,5 @@ def test_first_end_decides() -> None:
     assert partnership.condition(SECONDARY) is Condition.FAULTED
 
 
-def test_each_has_one_partner() -> None:
+def test_primary_and_secondary_are_partners() -> None:
     assert (partner_of(PRIMARY), partner_of(SECONDARY)) == (SECONDARY, PRIMARY)

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import pytest
 from azure.servicebus import ServiceBusMessage
 from tests.ledger.stores import Obstinate
+from tests.namespace_internals import Queue
 from tests.pairing.twins import Twins, eventually
 
 from twinbus import Event, LedgerAvailable, LedgerUnavailable, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
 from twinbus.emulator import DEFAULT, QueueDescription
-from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
@@ -54,7 +54,7 @@ async def divert(twins: Twins, count: int, **properties: Any) -> None:
             assert (await sender.send_messages(message)).route is Route.BACKLOG
 
 
-async def test_the_hosted_syphon_completes_what_its_ledger_has(twins: Twins, tmp_path: Path) -> None:
+async def test_hosted_syphon_completes_messages_that_are_in_the_ledger(twins: Twins, tmp_path: Path) -> None:
     await divert(twins, 20)
     with LedgerWriter(tmp_path) as writer:
         async with client(twins, writer, enable_syphon=True):
@@ -66,7 +66,7 @@ async def test_the_hosted_syphon_completes_what_its_ledger_has(twins: Twins, tmp
     assert {row.operation for row in moves} == {OperationKind.SEND}
 
 
-async def test_the_hosted_syphon_completes_nothing_while_its_ledger_takes_nothing(twins: Twins) -> None:
+async def test_hosted_syphon_completes_nothing_while_the_ledger_is_unavailable(twins: Twins) -> None:
     await divert(twins, 5)
     url = Obstinate.reset()
     Obstinate.let_go.clear()
@@ -80,7 +80,7 @@ async def test_the_hosted_syphon_completes_nothing_while_its_ledger_takes_nothin
 
 
 @pytest.mark.parametrize("mode", ["required", "best_effort"])
-async def test_a_full_ledger_is_an_event_and_the_syphon_goes_on_by_itself(
+async def test_full_ledger_is_an_event_and_the_syphon_resumes(
     twins: Twins, mode: Literal["required", "best_effort"]
 ) -> None:
     await divert(twins, 5)

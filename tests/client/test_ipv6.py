@@ -17,9 +17,8 @@ from tests.client.threads import Seen, down, eventually
 from tests.sdk_connection import needs_plain_text
 
 from twinbus import Namespace, PairedServiceBusClient, Recovered, Route, SendAvailabilityOptions, SyphonOptions, aio
-from twinbus.emulator import AZURE, QueueDescription
+from twinbus.emulator import AZURE, NamespaceThread, QueueDescription
 from twinbus.emulator import Namespace as EmbeddedNamespace
-from twinbus.emulator.server.thread_host import NamespaceThread
 
 
 def _has_ipv6() -> bool:

@@ -12,6 +12,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from tests.client.threads import Seen, ThreadedTwins, eventually
 from tests.ledger.troubles import TROUBLES, Gone, Slow, Trouble
+from tests.namespace_internals import Queue
 
 from twinbus import (
     LedgerAvailable,
@@ -23,8 +24,7 @@ from twinbus import (
     SyphonOptions,
 )
 from twinbus.emulator import DEFAULT, Fault, FaultKind, QueueDescription
-from twinbus.emulator.entities.queue import Queue
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import FaultPoint as At
 from twinbus.ledger import writer as writing
 from twinbus.ledger.file_rotation import Rotation
 from twinbus.ledger.writer import LedgerWriter
@@ -112,7 +112,7 @@ def stopping(seen: Seen) -> list[LedgerUnavailable]:
 @pytest.mark.parametrize("when", ["outage", "drain"])
 @pytest.mark.parametrize("mode", ["required", "best_effort"])
 @pytest.mark.parametrize("kind", TROUBLES)
-def test_sends_go_on_nothing_is_lost_and_closing_is_bounded(
+def test_sends_continue_nothing_is_lost_and_closing_is_bounded(
     twins: ThreadedTwins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Any], mode: str, when: str
 ) -> None:
     monkeypatch.setattr(writing, "SLOW_SECONDS", 0.3)
@@ -166,7 +166,7 @@ def test_sends_go_on_nothing_is_lost_and_closing_is_bounded(
     assert stage.arrived() >= stage.sent
 
 
-def test_the_event_and_the_status_say_what_is_wrong(twins: ThreadedTwins, tmp_path: Path) -> None:
+def test_event_and_status_have_the_ledger_error(twins: ThreadedTwins, tmp_path: Path) -> None:
     trouble = Gone(tmp_path)
     stage = Stage(twins, trouble, None)
     with LedgerWriter(trouble.url, rotation=QUICK) as writer, stage.client(writer) as paired:

@@ -119,9 +119,7 @@ def test_log_has_no_traceback_of_a_credential_that_gives_no_token(
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
-def test_suspicion_that_is_cleared_is_an_event_and_a_line(
-    twins: TwinNamespaces, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cleared_suspicion_is_an_event_and_a_log_line(twins: TwinNamespaces, caplog: pytest.LogCaptureFixture) -> None:
     with client(twins, failover_interval=60) as paired:
         seen, sender = Seen(paired), paired.get_queue_sender("orders")
         with twins.primary.outage():
@@ -133,7 +131,7 @@ def test_suspicion_that_is_cleared_is_an_event_and_a_line(
     assert lines(caplog)[-1] == "contoso: orders is no longer suspect"
 
 
-def test_pairing_without_a_name_is_called_by_the_address_of_its_primary(
+def test_pairing_without_a_name_is_logged_by_the_address_of_its_primary(
     twins: TwinNamespaces, caplog: pytest.LogCaptureFixture
 ) -> None:
     with twins.primary.outage():

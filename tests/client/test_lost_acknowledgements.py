@@ -15,8 +15,7 @@ from tests.pairing.twins import Twins, eventually
 from twinbus import PairedServiceBusClient as SyncClient
 from twinbus import Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient
-from twinbus.emulator import DEFAULT, Fault, FaultKind, QueueDescription
-from twinbus.emulator.faults.fault_plan import FaultPoint
+from twinbus.emulator import DEFAULT, Fault, FaultKind, FaultPoint, QueueDescription
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Outcome
 from twinbus.servicebus.durations import TICKS_PER_SECOND
 

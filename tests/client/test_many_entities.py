@@ -63,7 +63,7 @@ async def go_through_an_outage(twins: Twins, client: Any, events: list[Event], s
     assert not any(isinstance(event, BacklogQueueRetired) for event in events)
 
 
-async def test_tasks(twins: Twins) -> None:
+async def test_outage_of_many_entities_with_tasks(twins: Twins) -> None:
     async with PairedServiceBusClient(*twins.sides(), OPTIONS) as client:
         events: list[Event] = []
         client.on_event(events.append)
@@ -76,7 +76,7 @@ async def test_tasks(twins: Twins) -> None:
         await go_through_an_outage(twins, client, events, send_all)
 
 
-async def test_threads(twins: Twins) -> None:
+async def test_outage_of_many_entities_with_threads(twins: Twins) -> None:
     client = await asyncio.to_thread(SyncClient, *twins.sides(), OPTIONS)
     events: list[Event] = []
     client.on_event(events.append)

@@ -74,7 +74,7 @@ class Collected:
         return [attributes for found, attributes, _ in self._points if found == name]
 
 
-async def test_an_outage_can_be_followed_in_the_metrics(twins: Twins, reader: InMemoryMetricReader) -> None:
+async def test_metrics_follow_an_outage(twins: Twins, reader: InMemoryMetricReader) -> None:
     queue = await twins.queue("orders")
     async with client(twins, "an outage", enable_syphon=True) as paired, paired.get_queue_sender("orders") as sender:
         assert Collected(reader, "an outage")["twinbus.backlog.queues"] == 2
@@ -100,9 +100,7 @@ async def test_an_outage_can_be_followed_in_the_metrics(twins: Twins, reader: In
     assert after.units["twinbus.messages.moved"] == "{message}"
 
 
-async def test_a_queue_out_of_rotation_and_a_diverted_session_are_seen(
-    twins: Twins, reader: InMemoryMetricReader
-) -> None:
+async def test_retired_queue_and_diverted_session_are_measured(twins: Twins, reader: InMemoryMetricReader) -> None:
     async with client(twins, "a retirement", order="session") as paired, paired.get_queue_sender("orders") as sender:
         twins.secondary.faults.add(Fault(FaultKind.FILL, entity="contoso/x-servicebus-transfer/0"))
         paired.fail_over("orders")

@@ -34,7 +34,7 @@ def of_kind(events: list[Event], kind: type[Event]) -> list[Event]:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_a_deleted_queue_is_made_again_and_the_send_is_accepted(twins: Twins, count: int) -> None:
+async def test_deleted_queue_is_created_again_and_the_send_is_accepted(twins: Twins, count: int) -> None:
     async with PairedServiceBusClient(*twins.sides(), options(count)) as client:
         events: list[Event] = []
         client.on_event(events.append)
@@ -50,7 +50,7 @@ async def test_a_deleted_queue_is_made_again_and_the_send_is_accepted(twins: Twi
         assert sum(twins.backlog(index).counters.active for index in range(count)) == 1  # the other went with its queue
 
 
-async def test_a_deleted_queue_is_made_again_for_threads_too(twins: Twins) -> None:
+async def test_deleted_queue_is_created_again_for_threads(twins: Twins) -> None:
     with SyncClient(*twins.sides(), options(1)) as client:
 
         def send(text: str) -> Route:
@@ -65,7 +65,7 @@ async def test_a_deleted_queue_is_made_again_for_threads_too(twins: Twins) -> No
         await asyncio.to_thread(client.close)
 
 
-async def test_queues_of_a_secondary_that_was_down_at_the_start_are_made_as_soon_as_it_answers(twins: Twins) -> None:
+async def test_queues_are_created_as_soon_as_a_secondary_that_was_down_answers(twins: Twins) -> None:
     down(twins.secondary)
     async with PairedServiceBusClient(*twins.sides(), options(2)) as client:
         assert not client.status().backlog_is_ready

@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import AutoLockRenewer, ServiceBusReceiver, ServiceBusSender
+from tests.namespace_internals import Queue
 from tests.pairing.twins import Twins, eventually, operations
 from tests.sdk_connection import needs_sdk
 
 import twinbus
 from twinbus.aio import PairedServiceBusClient
 from twinbus.emulator import AZURE, DEFAULT
-from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Outcome, Stage
 from twinbus.pairing.failover.ping import ping_message
 from twinbus.servicebus.durations import TICKS_PER_SECOND
@@ -56,7 +56,7 @@ class Bench:
         for text in texts:
             message = ping_message(session) if text == "ping" else ServiceBusMessage(text, session_id=session)
             if text == "ping":
-                message.time_to_live = None  # it must not be gone before somebody looks
+                message.time_to_live = None  # it must not expire before it is received
             await self.sender.send_messages(message)
 
 
@@ -94,7 +94,7 @@ async def test_a_ping_is_skipped_and_settled(client: PairedServiceBusClient, ben
     assert place.queue.counters.active == 0
 
 
-async def test_a_receiver_goes_on_waiting_where_only_pings_came(client: PairedServiceBusClient, bench: Make) -> None:
+async def test_receiver_keeps_waiting_after_pings(client: PairedServiceBusClient, bench: Make) -> None:
     place = await bench()
     await place.put("ping")
     async with client.get_queue_receiver(place.path) as receiver:
@@ -145,7 +145,7 @@ async def test_iterating_shows_no_ping(client: PairedServiceBusClient, bench: Ma
     assert place.queue.activity.completed == 5
 
 
-async def test_peeking_shows_no_ping_and_looks_behind_them(client: PairedServiceBusClient, bench: Make) -> None:
+async def test_peeking_skips_pings(client: PairedServiceBusClient, bench: Make) -> None:
     place = await bench()
     await place.put("ping", "ping", "one", "ping")
     async with client.get_queue_receiver(place.path) as receiver:
@@ -209,7 +209,7 @@ async def test_receiver_operations_are_recorded(client: PairedServiceBusClient, 
     assert (last.outcome, last.count) == (Outcome.EMPTY, 0)
 
 
-async def test_the_lock_of_a_session_is_recorded_when_it_is_renewed_by_hand_or_by_itself(
+async def test_manual_and_automatic_session_lock_renewals_are_recorded(
     client: PairedServiceBusClient, bench: Make
 ) -> None:
     place = await bench(requires_session=True, lock_duration=5 * TICKS_PER_SECOND)
@@ -225,9 +225,7 @@ async def test_the_lock_of_a_session_is_recorded_when_it_is_renewed_by_hand_or_b
         await eventually(lambda: renewals() == 2)
 
 
-async def test_the_state_of_a_session_is_recorded_when_it_is_read_and_written(
-    client: PairedServiceBusClient, bench: Make
-) -> None:
+async def test_session_state_reads_and_writes_are_recorded(client: PairedServiceBusClient, bench: Make) -> None:
     place = await bench(requires_session=True)
     await place.put("one", session="a")
     async with client.get_queue_receiver(place.path, session_id="a") as receiver:

@@ -19,12 +19,12 @@ from azure.servicebus import (
 )
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from tests.client.threads import ThreadedTwins, eventually
+from tests.namespace_internals import Queue
 from tests.pairing.sdk_messages import typed, written_size
 
 import twinbus
 import twinbus.aio
 from twinbus.emulator import DEFAULT, SubscriptionDescription, TopicDescription
-from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.ledger_reader import read_ledger
 from twinbus.ledger.recorder import MemoryRecorder, NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.schema import to_operations
@@ -63,7 +63,7 @@ def queue_with(twins: ThreadedTwins, client: ServiceBusClient, path: str, *texts
             message = ServiceBusMessage(text, message_id=f"id-{text}")
             if text == "ping":
                 message = ping_message()
-                message.time_to_live = None  # it must not be gone before somebody looks
+                message.time_to_live = None  # it must not expire before it is received
                 message.message_id = "given by a service"
             sender.send_messages(message)
     return queue
@@ -150,7 +150,7 @@ def test_record_receives_returns_the_same_receiver(client: ServiceBusClient, twi
         assert isinstance(receiver, twinbus.RecordedReceiver)
 
 
-def test_locks_that_are_renewed_by_themselves_are_recorded(twins: ThreadedTwins, client: ServiceBusClient) -> None:
+def test_automatic_lock_renewals_are_recorded(twins: ThreadedTwins, client: ServiceBusClient) -> None:
     queue_with(twins, client, "renewed", "one", lock_duration=5 * TICKS_PER_SECOND)
     recorder = MemoryRecorder()
     with AutoLockRenewer() as renewer:
@@ -175,7 +175,9 @@ def test_a_ping_is_skipped_settled_and_recorded_without_an_id(twins: ThreadedTwi
     assert queue.activity.completed == 1
 
 
-def test_subscriptions_and_dead_letters_have_paths_of_their_own(twins: ThreadedTwins, client: ServiceBusClient) -> None:
+def test_subscriptions_and_dead_letter_queues_have_their_own_paths(
+    twins: ThreadedTwins, client: ServiceBusClient
+) -> None:
     namespace = twins.primary.namespace
     twins.primary.run(namespace.create(TopicDescription("events")))
     twins.primary.run(namespace.create_subscription(SubscriptionDescription("events", "all")))
@@ -191,7 +193,7 @@ def test_subscriptions_and_dead_letters_have_paths_of_their_own(twins: ThreadedT
     assert receives == ["events/Subscriptions/all", "events/Subscriptions/all/$DeadLetterQueue"]
 
 
-def test_the_rows_reach_a_ledger(twins: ThreadedTwins, client: ServiceBusClient, tmp_path: Path) -> None:
+def test_recorded_rows_reach_a_ledger(twins: ThreadedTwins, client: ServiceBusClient, tmp_path: Path) -> None:
     queue_with(twins, client, "kept", "one")
     with (
         LedgerWriter(tmp_path) as ledger,
@@ -205,7 +207,7 @@ def test_the_rows_reach_a_ledger(twins: ThreadedTwins, client: ServiceBusClient,
     }
 
 
-async def test_an_asynchronous_receiver_records_the_same(
+async def test_asynchronous_receiver_is_recorded_alike(
     twins: ThreadedTwins, client: ServiceBusClient, aio_client: AsyncServiceBusClient
 ) -> None:
     queue_with(twins, client, "awaited", "one", "two", "three")

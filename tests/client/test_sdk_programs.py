@@ -12,20 +12,20 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.servicebus import ServiceBusMessage
 from tests.client.threads import ThreadedTwins, down, eventually
+from tests.namespace_internals import Queue
 from tests.sdk_connection import needs_plain_text
 
 from twinbus import PairedServiceBusClient, Route
 from twinbus.emulator import (
     DEFAULT,
+    BearerToken,
     Namespace,
     NamespaceConfig,
+    NamespaceThread,
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.emulator.auth.security import BearerToken
-from twinbus.emulator.entities.queue import Queue
-from twinbus.emulator.server.thread_host import NamespaceThread
 from twinbus.servicebus.access_rights import Right
 
 pytestmark = [pytest.mark.slow, needs_plain_text]

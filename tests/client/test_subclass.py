@@ -25,7 +25,7 @@ PAIR = ("contoso.example", CREDENTIAL), ("standby.example", CREDENTIAL)
 
 
 @pytest.mark.parametrize("which", CLASSES)
-def test_they_are_subclasses_of_the_sdks(which: str) -> None:
+def test_client_sender_and_receiver_are_subclasses_of_the_sdks(which: str) -> None:
     assert issubclass(*CLASSES[which])
 
 

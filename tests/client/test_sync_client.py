@@ -35,7 +35,7 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import FaultPoint as At
 from twinbus.pairing.failover.ping import ping_message
 
 pytestmark = pytest.mark.slow
@@ -300,7 +300,7 @@ def test_a_faulted_client_raises_at_every_call(twins: ThreadedTwins) -> None:
     with twins.client() as paired:
         sender, receiver = paired.get_queue_sender(path), paired.get_queue_receiver(path)
         cause = ZeroDivisionError()
-        paired.secondary.fault("somebody said so", cause)
+        paired.secondary.fault("faulted by the test", cause)
         for call in (
             lambda: sender.send_messages(ServiceBusMessage("x")),
             receiver.receive_messages,
@@ -308,7 +308,7 @@ def test_a_faulted_client_raises_at_every_call(twins: ThreadedTwins) -> None:
             lambda: paired.get_queue_sender(path),
             lambda: paired.secondary.get_queue_sender(path),
         ):
-            with pytest.raises(PairedClientFaultedError, match="somebody said so"):
+            with pytest.raises(PairedClientFaultedError, match="faulted by the test"):
                 call()
         assert paired.status().condition is Condition.FAULTED
 

@@ -45,7 +45,7 @@ def check(error: BaseException, twins: TwinNamespaces, entity: str) -> None:
     assert error.inner_exception is not None
 
 
-def test_synchronous_client(twins: TwinNamespaces) -> None:
+def test_missing_entity_is_an_error_of_the_synchronous_client(twins: TwinNamespaces) -> None:
     strings = twins.primary.connection_string, twins.secondary.connection_string
     with PairedServiceBusClient(*strings, OPTIONS, retry_total=0) as client:
         for call in SENDS.values():
@@ -70,7 +70,7 @@ def test_synchronous_client(twins: TwinNamespaces) -> None:
         assert [entity.state.value for entity in client.status().entities] == ["healthy"]
 
 
-async def test_asynchronous_client(twins: TwinNamespaces) -> None:
+async def test_missing_entity_is_an_error_of_the_asynchronous_client(twins: TwinNamespaces) -> None:
     strings = twins.primary.connection_string, twins.secondary.connection_string
     async with AsyncPairedServiceBusClient(*strings, OPTIONS, retry_total=0) as client:
         for call in SENDS.values():
@@ -93,8 +93,6 @@ async def test_asynchronous_client(twins: TwinNamespaces) -> None:
             check(raised.value, twins, "no-such-queue")
 
 
-def test_failed_calls_leave_nothing_that_the_event_loop_complains_of(
-    twins: TwinNamespaces, caplog: pytest.LogCaptureFixture
-) -> None:
-    asyncio.run(test_asynchronous_client(twins), debug=True)
+def test_failed_calls_cause_no_event_loop_complaints(twins: TwinNamespaces, caplog: pytest.LogCaptureFixture) -> None:
+    asyncio.run(test_missing_entity_is_an_error_of_the_asynchronous_client(twins), debug=True)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -8,13 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from tests.namespace_internals import Queue
 from tests.sdk_connection import client_options, reachable
 
 from twinbus import Event, PairedServiceBusClient, SendAvailabilityOptions
-from twinbus.emulator import Fault, FaultKind, Namespace, NamespaceConfig, Profile, QueueDescription
-from twinbus.emulator.entities.queue import Queue
-from twinbus.emulator.faults.fault_plan import ActiveFault
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import (
+    ActiveFault,
+    Fault,
+    FaultKind,
+    Namespace,
+    NamespaceConfig,
+    NamespaceThread,
+    Profile,
+    QueueDescription,
+)
 
 PATIENCE = 60.0
 

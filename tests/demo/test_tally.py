@@ -11,7 +11,7 @@ from twinbus.demo.traffic import Destination
 PATHS = {"orders": ("orders",), "events": ("events/a", "events/b")}
 
 
-def test_what_was_told_and_came_is_ok() -> None:
+def test_acknowledged_and_received_message_is_ok() -> None:
     tally = Tally(PATHS)
     tally.attempt("orders", "1")
     tally.acknowledge("orders", "1", "primary")
@@ -21,7 +21,7 @@ def test_what_was_told_and_came_is_ok() -> None:
     assert tally.verdict() == Verdict(attempted=1, acknowledged=1, ok=1, lost=0, unexpected=0, duplicated=0)
 
 
-def test_a_message_of_a_topic_must_reach_every_subscription() -> None:
+def test_topic_message_must_reach_every_subscription() -> None:
     tally = Tally(PATHS)
     tally.attempt("events", "1")
     tally.acknowledge("events", "1", "backlog")
@@ -31,7 +31,7 @@ def test_a_message_of_a_topic_must_reach_every_subscription() -> None:
     assert (tally.missing, tally.verdict().lost, tally.received("events")) == (0, 0, 1)
 
 
-def test_the_same_delivery_again_is_no_duplicate_and_another_one_is() -> None:
+def test_redelivery_is_no_duplicate_but_a_second_copy_is() -> None:
     tally = Tally(PATHS)
     tally.attempt("orders", "1")
     tally.receive("orders", "1", 7)
@@ -41,13 +41,13 @@ def test_the_same_delivery_again_is_no_duplicate_and_another_one_is() -> None:
     assert tally.verdict().duplicated == 1
 
 
-def test_what_nobody_sent_is_unexpected() -> None:
+def test_message_that_was_not_sent_is_unexpected() -> None:
     tally = Tally(PATHS)
     tally.receive("events/a", "1", 1)
     assert tally.verdict() == Verdict(0, 0, 0, 0, 1, 0)
 
 
-def test_an_attempt_without_an_answer_may_arrive_or_not() -> None:
+def test_unacknowledged_attempt_may_arrive_or_not() -> None:
     tally = Tally(PATHS)
     tally.attempt("orders", "1")
     tally.attempt("orders", "2")
@@ -56,7 +56,7 @@ def test_an_attempt_without_an_answer_may_arrive_or_not() -> None:
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.lists(st.integers(0, 40)))
-def test_the_words_say_what_they_mean(told: set[int], tried: set[int], came: list[int]) -> None:
+def test_verdict_counts_match_their_definitions(told: set[int], tried: set[int], came: list[int]) -> None:
     tally = Tally({"q": ("q",)})
     for name in tried | told:
         tally.attempt("q", str(name))
@@ -71,6 +71,6 @@ def test_the_words_say_what_they_mean(told: set[int], tried: set[int], came: lis
     assert found.duplicated == len({name for name in came if came.count(name) > 1})
 
 
-def test_the_places_of_a_destination_are_its_queue_or_its_subscriptions() -> None:
+def test_paths_of_a_destination_are_its_queue_or_its_subscriptions() -> None:
     assert Destination("orders").receiving_paths == ("orders",)
     assert Destination("events", ("a", "b")).receiving_paths == ("events/a", "events/b")

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.emulator import Namespace, QueueDescription
-from twinbus.emulator.config.namespace_file import parse_config
+from twinbus.emulator import Namespace, QueueDescription, load_config
 from twinbus.ledger import NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.writer import LedgerWriter
 
@@ -120,7 +119,9 @@ def test_the_toml_of_a_page_is_read(page: Path, tmp_path: Path) -> None:
     for _, text in blocks(page, "toml"):
         found = tomllib.loads(text)
         if "namespaces" in found:
-            parse_config(text, tmp_path / "bus.toml")
+            file = tmp_path / "bus.toml"
+            file.write_text(text, "utf-8")
+            load_config(file)
 
 
 @pytest.mark.parametrize("page", with_blocks("json"))

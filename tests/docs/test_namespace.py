@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.namespace_internals import keys_read
 from typer.core import TyperGroup
 
 from twinbus.cli.main import app
-from twinbus.emulator.config.namespace_file import parse_config
-from twinbus.emulator.config.toml_table import Table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "namespace.md").read_text("utf-8")
 TITLE = "Options of `serve`, and keys of the file"
@@ -39,17 +38,8 @@ def keys(*places: str) -> list[str]:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """What the reader of the file asks each of its tables for."""
-    found: dict[str, set[str]] = {}
-    finish = Table.finish
-
-    def noted(table: Table) -> None:
-        found[table.path] = set(table._known)
-        finish(table)
-
-    monkeypatch.setattr(Table, "finish", noted)
-    parse_config(FILE, Path("bus.toml"))
-    return found
+    """The keys that each table of the file may have."""
+    return keys_read(FILE, monkeypatch)
 
 
 def test_every_option_of_the_command_is_there() -> None:

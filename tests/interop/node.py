@@ -41,7 +41,7 @@ def install(cache: Path, folder: Path = HERE) -> Path:
     try:
         made.rename(ready)
     except OSError:
-        shutil.rmtree(made)  # somebody was faster
+        shutil.rmtree(made)  # another process was faster
     return ready / "node_modules"
 
 

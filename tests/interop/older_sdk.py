@@ -27,7 +27,7 @@ def install(cache: Path) -> Path:
         try:
             made.rename(ready)
         except OSError:
-            shutil.rmtree(made)  # somebody was faster
+            shutil.rmtree(made)  # another process was faster
     return _python(ready)
 
 

@@ -114,19 +114,19 @@ async def test_sasl_login_frames_match(both: Both) -> None:
     assert ours.fields["hostname"] == sdk.fields["hostname"]
 
 
-async def test_open(both: Both) -> None:
+async def test_open_frame_matches(both: Both) -> None:
     sdk, ours = of_kind(both.sdk, "Open")[0], of_kind(both.ours, "Open")[0]
     # A peer that falls silent is noticed: the SDK asks for no sign of life.
     compare(sdk, ours, only_ours={"idle_time_out"})
     assert ours.fields["hostname"] == sdk.fields["hostname"] == "127.0.0.1"
 
 
-async def test_begin(both: Both) -> None:
+async def test_begin_frame_matches(both: Both) -> None:
     compare(of_kind(both.sdk, "Begin")[0], of_kind(both.ours, "Begin")[0])
 
 
 @pytest.mark.parametrize("kind", ["Close", "Detach"])
-async def test_endings(both: Both, kind: str) -> None:
+async def test_close_and_detach_frames_match(both: Both, kind: str) -> None:
     compare(of_kind(both.sdk, kind)[0], of_kind(both.ours, kind)[0])
 
 
@@ -176,7 +176,7 @@ async def test_link_flow_matches(both: Both) -> None:
 # ---- messages ----
 
 
-async def test_transfer(both: Both) -> None:
+async def test_transfer_frames_match(both: Both) -> None:
     def of_a_message(frames: list[Recorded]) -> Recorded:
         return next(frame for frame in of_kind(frames, "Transfer") if body_kind(frame) == "data")
 
@@ -191,7 +191,7 @@ def body_kind(frame: Recorded) -> str:
 
 
 @pytest.mark.parametrize("outcome", ["Accepted", "Modified", "Rejected"])
-async def test_disposition(both: Both, outcome: str) -> None:
+async def test_disposition_frames_match(both: Both, outcome: str) -> None:
     def settling(frames: list[Recorded]) -> list[Recorded]:
         found = of_kind(frames, "Disposition", role=True, settled=False)
         return [frame for frame in found if shape(frame.fields["state"])[0] == outcome]

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from tests.interop.node import Script
 
-from twinbus.emulator import AZURE, DEFAULT, Namespace, Profile, QueueDescription
-from twinbus.emulator.auth.security import sign
+from twinbus.emulator import AZURE, DEFAULT, Namespace, Profile, QueueDescription, sign
 
 ROOT = "RootManageSharedAccessKey"
 LARGE = 200_000

@@ -103,10 +103,10 @@ async def test_messages_from_the_server_are_settled_in_every_way(server: Script,
     await receiver.settled(two, DEFER, PATIENCE)
     modified = await server.until("modified")
     assert (modified["failed"], modified["undeliverable"]) == (True, True)
-    await receiver.settled(three, dead_letter("Poison", "nobody takes it"), PATIENCE)
+    await receiver.settled(three, dead_letter("Poison", "no handler"), PATIENCE)
     error = (await server.until("rejected"))["error"]
     assert error["condition"] == "com.microsoft:dead-letter"
-    assert error["info"] == {"DeadLetterReason": "Poison", "DeadLetterErrorDescription": "nobody takes it"}
+    assert error["info"] == {"DeadLetterReason": "Poison", "DeadLetterErrorDescription": "no handler"}
     await receiver.settled(four, RELEASE, PATIENCE)
     await server.until("released")
     await receiver.close()

@@ -23,10 +23,19 @@ from scripts.live.checks import Check, Findings, Verdict
 from scripts.live.drill import Drill, Times
 from scripts.live.running import Outcome
 from tests.client.threads import eventually
+from tests.connection_strings import ROOT_POLICY
 
-from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, Namespace, NamespaceConfig, Profile, QueueDescription
-from twinbus.emulator.auth.security import ROOT_POLICY
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import (
+    AZURE,
+    DEFAULT,
+    Fault,
+    FaultKind,
+    Namespace,
+    NamespaceConfig,
+    NamespaceThread,
+    Profile,
+    QueueDescription,
+)
 from twinbus.envelope.restoring import Restored, restore
 from twinbus.pairing.backlog import provisioning as backlog
 from twinbus.pairing.namespace import Namespace as Side

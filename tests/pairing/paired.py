@@ -13,12 +13,20 @@ from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+from tests.namespace_internals import Queue
 from tests.sdk_connection import client_options, reachable
 
-from twinbus.emulator import DEFAULT, Fault, FaultKind, Namespace, NamespaceConfig, Profile, QueueDescription
-from twinbus.emulator.entities.queue import Queue
-from twinbus.emulator.faults.fault_plan import ActiveFault
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import (
+    DEFAULT,
+    ActiveFault,
+    Fault,
+    FaultKind,
+    Namespace,
+    NamespaceConfig,
+    NamespaceThread,
+    Profile,
+    QueueDescription,
+)
 from twinbus.ledger.recorder import Recorder
 from twinbus.pairing.events import Event
 from twinbus.pairing.options import SendAvailabilityOptions

@@ -34,10 +34,15 @@ from azure.servicebus.exceptions import (
 )
 from tests.sdk_connection import SPEAKS_PLAIN_TEXT, client_options, free_address, reachable
 
-from twinbus.emulator import Fault, FaultKind, FaultPoint, NamespaceConfig, QueueDescription
-from twinbus.emulator.auth.security import connection_string
-from twinbus.emulator.config.namespace_file import PolicyConfig
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import (
+    Fault,
+    FaultKind,
+    FaultPoint,
+    NamespaceConfig,
+    NamespaceThread,
+    PolicyConfig,
+    QueueDescription,
+)
 from twinbus.pairing.failover.error_classification import Cause
 from twinbus.pairing.sdk.version import INSTALLED, Version
 from twinbus.servicebus.access_rights import Right
@@ -96,8 +101,7 @@ class Scene:
         return self._to(self.namespace.connection_string.replace("SharedAccessKey=", "SharedAccessKey=wrong"))
 
     def without_the_right_to_send(self) -> Target:
-        namespace = self.namespace.namespace
-        return self._to(connection_string(namespace.host, namespace.port, namespace.policy(LISTENER)))
+        return self._to(self.namespace.namespace.connection_string_for(LISTENER))
 
     def _to(self, text: str) -> Target:
         return Target(text, client_options(self.namespace.namespace))
@@ -264,7 +268,7 @@ SITUATIONS = [
         rejected("amqp:internal-error", MANAGEMENT),
         scheduled=True,
     ),
-    Situation("an error nobody has heard of", UNAVAILABLE, ServiceBusError, rejected("com.microsoft:something-new")),
+    Situation("an unknown error condition", UNAVAILABLE, ServiceBusError, rejected("com.microsoft:something-new")),
     # Authentication and authorization.
     Situation("a wrong key", FORBIDDEN, ServiceBusAuthenticationError, target=Scene.with_a_wrong_key),
     Situation(
@@ -280,7 +284,7 @@ SITUATIONS = [
         "a refused authorization", FORBIDDEN, ServiceBusAuthorizationError, rejected("com.microsoft:auth-failed")
     ),
     Situation(
-        "a certificate that nobody vouches for",
+        "a certificate of an unknown authority",
         FORBIDDEN,
         ServiceBusConnectionError,
         target=lambda scene: scene.over_tls(trusted=False),

@@ -14,7 +14,7 @@ from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBus
 from tests.pairing.twins import Events, Twins, eventually, operations
 
 from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, QueueDescription
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import FaultPoint as At
 from twinbus.ledger.recorder import OperationKind, Outcome, Stage
 from twinbus.pairing.events import BacklogWarning, FailedOver, Faulted, PingFailed, PingSent, Recovered, Suspected
 from twinbus.pairing.failover.entity_failover import Route
@@ -86,7 +86,7 @@ async def test_one_failure_and_then_silence_still_fails_over_and_pings(twins: Tw
         assert queue.activity.received == 0
 
 
-async def test_the_background_is_woken_from_any_thread(twins: Twins) -> None:
+async def test_background_can_be_woken_from_any_thread(twins: Twins) -> None:
     path = a_name()
     await twins.queue(path)
     pairing = twins.pairing(failover_interval=0)

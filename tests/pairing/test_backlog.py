@@ -81,18 +81,18 @@ async def test_other_properties_are_service_defaults(twins: Twins) -> None:
 
 
 async def test_existing_queue_is_used_unchanged(twins: Twins) -> None:
-    theirs = replace(OURS, max_size_in_megabytes=1024, lock_duration=30 * TICKS_PER_SECOND, user_metadata="mine")
-    await twins.secondary.create(theirs)
+    existing = replace(OURS, max_size_in_megabytes=1024, lock_duration=30 * TICKS_PER_SECOND, user_metadata="mine")
+    await twins.secondary.create(existing)
     pairing = twins.pairing()
     events = Events(pairing)
     async with twins.sides()[1].administration() as admin:
         made = await provision(admin, pairing)
     assert [one.is_new for one in made] == [False, True]
-    found = twins.secondary.find(theirs.path)
+    found = twins.secondary.find(existing.path)
     assert found is not None
-    assert replace(found.description, max_message_size_in_kilobytes=None) == theirs
+    assert replace(found.description, max_message_size_in_kilobytes=None) == existing
     warnings = events.all(BacklogWarning)
-    assert {one.queue for one in warnings} == {theirs.path}
+    assert {one.queue for one in warnings} == {existing.path}
     assert [one.message.split()[0] for one in warnings] == ["max_size_in_megabytes", "lock_duration"]
 
 
@@ -137,16 +137,16 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_queue_that_would_lose_or_refuse_messages_is_an_error_that_names_it(twins: Twins, name: str) -> None:
     await twins.secondary.create(QueueDescription("elsewhere"))
-    theirs = replace(OURS, path=PATH.format(1), **REFUSED[name])
-    await twins.secondary.create(theirs)
+    existing = replace(OURS, path=PATH.format(1), **REFUSED[name])
+    await twins.secondary.create(existing)
     with pytest.raises(BacklogConfigurationError) as raised:
         await provisioned(twins)
-    assert (raised.value.queue, raised.value.property_name) == (theirs.path, name)
-    assert theirs.path in str(raised.value)
+    assert (raised.value.queue, raised.value.property_name) == (existing.path, name)
+    assert existing.path in str(raised.value)
     assert name in str(raised.value)
-    found = twins.secondary.find(theirs.path)
+    found = twins.secondary.find(existing.path)
     assert found is not None
-    assert replace(found.description, max_message_size_in_kilobytes=None) == theirs
+    assert replace(found.description, max_message_size_in_kilobytes=None) == existing
 
 
 async def test_several_clients_may_start_at_once(twins: Twins) -> None:

@@ -296,7 +296,7 @@ async def test_a_deleted_queue_is_created_again_and_restored_at_once(twins: Twin
         assert found is not None
         assert found.description.max_delivery_count == OURS.max_delivery_count
         await eventually(lambda: background.readiness.is_ready)
-        assert events.all(BacklogReady) == []  # nobody was told that it was not
+        assert events.all(BacklogReady) == []  # no event said that it was not ready
 
 
 async def test_repeated_reports_of_a_missing_queue_create_it_once(twins: Twins) -> None:
@@ -310,7 +310,7 @@ async def test_repeated_reports_of_a_missing_queue_create_it_once(twins: Twins) 
         assert len(operations(pairing, OperationKind.CREATE)) == before + 1
 
 
-async def test_all_queues_that_were_deleted_are_created_again(twins: Twins) -> None:
+async def test_all_deleted_queues_are_created_again(twins: Twins) -> None:
     pairing = twins.pairing(backlog_queue_count=5, backlog_cooldown=3600)
     async with started(pairing, *twins.sides()) as (background, events):
         for index in range(5):
@@ -324,7 +324,7 @@ async def test_all_queues_that_were_deleted_are_created_again(twins: Twins) -> N
         assert len(twins.secondary.queues()) == 5
 
 
-async def test_a_queue_that_was_deleted_while_the_key_is_wrong_is_created_once_it_is_right(twins: Twins) -> None:
+async def test_queue_deleted_while_the_key_is_wrong_is_created_once_it_is_right(twins: Twins) -> None:
     key, pairing = Key(twins.secondary), twins.pairing(backlog_cooldown=3600)
     async with started(pairing, twins.sides()[0], key.side) as (background, events):
         await twins.secondary.delete(PATH.format(0))
@@ -383,7 +383,7 @@ async def test_deleted_queue_is_created_while_another_stays_misconfigured(
         assert background.readiness._pace.next_time == next_time
 
 
-async def test_sends_that_find_no_queue_do_not_retry_a_refusal(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sends_without_a_queue_do_not_retry_a_refusal(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     only_when_hurried(monkeypatch)
     pairing = twins.pairing()
     async with started(pairing, *twins.sides(USER)) as (background, events):

@@ -123,7 +123,7 @@ def test_call_within_its_time_is_not_cut_and_wakes_no_thread(watchdog: Watchdog)
     assert not other.cuts.acquire(blocking=False)
 
 
-def test_an_earlier_end_is_met_after_a_hurry(watchdog: Watchdog) -> None:
+def test_earlier_deadline_is_met_after_a_hurry(watchdog: Watchdog) -> None:
     one = Waiting(time.monotonic() + 100)
     watchdog.watch(one)
     watchdog.hurry()

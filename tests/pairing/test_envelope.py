@@ -178,7 +178,7 @@ def test_creation_and_expiry_without_time_to_live_are_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["creation_time", "absolute_expiry_time"])
-def test_a_time_that_is_out_of_range_is_named(name: str) -> None:
+def test_time_out_of_range_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be from"):
         wrap(annotated(properties={name: MAX_LONG + 1}), "orders")
 
@@ -205,7 +205,7 @@ def test_the_scheduled_time_is_kept_as_a_timestamp(key: Any, value: Any) -> None
     assert wrapped.annotations == {"x-opt-other": 1}
 
 
-def test_a_scheduled_time_of_none_is_no_scheduled_time() -> None:
+def test_none_is_no_scheduled_time() -> None:
     message = annotated(annotations={b"x-opt-scheduled-enqueue-time": None})
     assert aliases_of(wrap(message, "orders")) == {"x-ms-path": "orders"}
 

@@ -27,7 +27,7 @@ def test_measured_size_is_the_encoded_size_and_measuring_changes_nothing(
     assert (message.application_properties or {}) == before
 
 
-def test_the_size_is_right_where_the_batch_changes_its_form() -> None:
+def test_size_is_exact_where_the_encoding_of_the_batch_changes() -> None:
     for length in (0, *range(200, 300), 70_000):
         message = ServiceBusMessage(b"x" * length, message_id="m")
         assert encoded_size(message) == len(encoded(message.raw_amqp_message))

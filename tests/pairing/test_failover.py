@@ -67,7 +67,7 @@ class TestWhileHealthy:
         assert machine.next_time() is None
         assert not machine.ping_due(10_000)
 
-    def test_the_passing_of_time_alone_does_nothing(self, machine: FailoverMachine) -> None:
+    def test_time_alone_changes_nothing(self, machine: FailoverMachine) -> None:
         assert machine.tick(1e9) == []
         assert machine.state == Healthy()
 
@@ -107,7 +107,7 @@ class TestTheTimer:
         assert route(machine, INTERVAL) is Route.BACKLOG
 
     def test_one_failure_and_then_silence_still_fails_over_and_pings(self, machine: FailoverMachine) -> None:
-        """SPEC 1: if nobody sends again, failover and the first ping still happen when it is over."""
+        """SPEC 1: without further sends, failover and the first ping still happen when the interval ends."""
         fail(machine, 0.0)
         wake = machine.next_time()
         assert wake == INTERVAL
@@ -332,28 +332,28 @@ class TestProbation:
 class TestByHand:
     """SPEC 8: force failover and failback."""
 
-    def test_forced_over_sends_go_to_the_backlog(self, machine: FailoverMachine) -> None:
+    def test_sends_go_to_the_backlog_after_a_forced_failover(self, machine: FailoverMachine) -> None:
         assert machine.force_over(0.0) == [FAILED_OVER]
         assert route(machine, 0.0) is Route.BACKLOG
 
-    def test_forced_over_there_are_no_pings_and_it_stays(self, machine: FailoverMachine) -> None:
+    def test_forced_failover_is_not_pinged_and_does_not_end(self, machine: FailoverMachine) -> None:
         machine.force_over(0.0)
         assert machine.next_time() is None
         assert machine.tick(1e6) == []
         assert not machine.ping_due(1e6)
         assert route(machine, 1e6) is Route.BACKLOG
 
-    def test_forced_back_sends_go_to_the_primary(self, machine: FailoverMachine) -> None:
+    def test_sends_go_to_the_primary_after_a_forced_failback(self, machine: FailoverMachine) -> None:
         machine.force_over(0.0)
         assert machine.force_back(1.0) == [RECOVERED]
         assert route(machine, 1.0) is Route.PRIMARY
 
-    def test_forced_back_is_a_recovery_with_probation(self, machine: FailoverMachine) -> None:
+    def test_forced_failback_is_a_recovery_with_probation(self, machine: FailoverMachine) -> None:
         machine.force_over(0.0)
         machine.force_back(1.0)
         assert fail(machine, 2.0) == [FAILED_OVER]
 
-    def test_a_failover_by_itself_can_be_ended_by_hand(self) -> None:
+    def test_automatic_failover_can_be_ended_manually(self) -> None:
         machine = failed_over()
         assert machine.force_back(1.0) == [RECOVERED]
         assert route(machine, 1.0) is Route.PRIMARY

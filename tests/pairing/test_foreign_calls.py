@@ -22,7 +22,7 @@ from twinbus import (
     SendAvailabilityOptions,
 )
 from twinbus.emulator import DEFAULT, Fault, FaultKind
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import FaultPoint as At
 from twinbus.ledger.recorder import MemoryRecorder, Operation, OperationKind
 from twinbus.pairing import background, foreign_calls
 from twinbus.pairing.events import PingSent

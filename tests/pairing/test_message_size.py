@@ -169,7 +169,7 @@ def test_user_id_that_is_a_text_is_left_to_the_sdk() -> None:
     assert encoded_size(message) == written_size(message)
 
 
-def test_what_the_sdk_cannot_encode_is_refused_as_the_sdk_does() -> None:
+def test_value_that_the_sdk_cannot_encode_raises_the_error_of_the_sdk() -> None:
     for value, error in ((object(), TypeError), ("\ud800", UnicodeEncodeError)):
         with pytest.raises(error):
             encoded_size(annotated(application_properties={"k": value}))
@@ -307,7 +307,7 @@ def test_received_number_may_have_been_wider() -> None:
     assert received_size(received(beyond)) == written_size(beyond)
 
 
-def test_of_a_received_message_that_breaks_the_rules_the_body_is_counted() -> None:
+def test_invalid_received_message_is_counted_by_its_body() -> None:
     assert received_size(annotated(data_body=[b"abc", b"de"], application_properties={7: "x"})) == 5
     assert received_size(annotated(value_body="abc", application_properties={7: "x"})) == 0
     assert received_size(annotated(data_body=b"abc", header={"delivery_count": b"x"})) == 3

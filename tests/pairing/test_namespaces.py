@@ -16,13 +16,12 @@ import pytest_asyncio
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusMessage, TransportType
+from tests.connection_strings import ROOT_POLICY
+from tests.namespace_internals import Queue
 from tests.sdk_connection import address_options, ca_file, client_options, needs_sdk, reachable
 
+from twinbus.emulator import BearerToken, NamespaceConfig, QueueDescription
 from twinbus.emulator import Namespace as Broker
-from twinbus.emulator import NamespaceConfig, QueueDescription
-from twinbus.emulator.auth.security import ROOT_POLICY
-from twinbus.emulator.config.namespace_file import BearerToken
-from twinbus.emulator.entities.queue import Queue
 from twinbus.pairing.namespace import Namespace
 from twinbus.pairing.private_loop import PrivateLoop
 from twinbus.servicebus.access_rights import ALL_RIGHTS

@@ -49,7 +49,7 @@ def test_the_primary_is_named_by_the_first_label_of_its_host(host: str) -> None:
         "",
     ],
 )
-def test_an_address_has_no_name(host: str) -> None:
+def test_ip_address_has_no_name(host: str) -> None:
     assert primary_name_of(host) is None
 
 
@@ -58,7 +58,7 @@ def test_a_backlog_queue_is_named_after_the_primary_and_its_index() -> None:
 
 
 @given(names, st.integers(0, 10**6))
-def test_a_path_says_what_it_was_made_from(name: str, index: int) -> None:
+def test_path_gives_back_its_parts(name: str, index: int) -> None:
     assert parse_backlog_path(backlog_path(name, index)) == BacklogPath(name, index)
 
 

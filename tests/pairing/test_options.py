@@ -88,39 +88,39 @@ def test_durations_above_the_maximum_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 10**400])
 @pytest.mark.parametrize("name", DURATIONS)
-def test_a_time_is_finite(name: str, value: float) -> None:
+def test_duration_must_be_finite(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be "):
         made(**{name: value})
 
 
 @pytest.mark.parametrize("value", ["60", None, True, [60]])
 @pytest.mark.parametrize("name", DURATIONS)
-def test_a_time_is_a_number_or_a_timedelta(name: str, value: object) -> None:
+def test_duration_must_be_a_number_or_a_timedelta(name: str, value: object) -> None:
     with pytest.raises(TypeError, match=f"^{name} must be a number, not "):
         made(**{name: value})
 
 
 @given(st.timedeltas(timedelta(seconds=1), timedelta(minutes=30)))
-def test_a_timedelta_is_the_same_as_its_seconds(time: timedelta) -> None:
+def test_timedelta_equals_its_seconds(time: timedelta) -> None:
     options = made(ping_primary_interval=time)
     assert options == made(ping_primary_interval=time.total_seconds())
     assert options.ping_primary_interval == time.total_seconds()
 
 
-def test_a_backlog_has_at_least_one_queue() -> None:
+def test_backlog_needs_at_least_one_queue() -> None:
     assert made(backlog_queue_count=1).backlog_queue_count == 1
     with pytest.raises(ValueError, match="backlog_queue_count must be at least 1, not 0"):
         made(backlog_queue_count=0)
 
 
 @pytest.mark.parametrize("value", [1.0, "1", None, True])
-def test_the_number_of_queues_is_a_whole_number(value: object) -> None:
+def test_queue_count_must_be_a_whole_number(value: object) -> None:
     with pytest.raises(TypeError, match="backlog_queue_count must be a whole number"):
         made(backlog_queue_count=value)
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_is_one_of_those_that_exist(name: str) -> None:
+def test_choice_must_be_a_known_value(name: str) -> None:
     for value in CHOICES[name]:
         assert getattr(made(**{name: value}), name) == value
     for wrong in ("other", "", str(CHOICES[name][-1]).upper(), 1, ["ping"]):
@@ -132,7 +132,7 @@ def test_a_choice_is_one_of_those_that_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_a_switch_is_true_or_false(name: str) -> None:
+def test_switch_must_be_true_or_false(name: str) -> None:
     assert getattr(made(**{name: True}), name) is True
     with pytest.raises(TypeError, match=f"^{name} must be a bool, not a str"):
         made(**{name: "no"})
@@ -148,7 +148,7 @@ def test_syphon_must_be_syphon_options() -> None:
         made(syphon={"poll": 1})
 
 
-def test_a_given_name_of_the_primary_must_fit_a_path() -> None:
+def test_primary_name_must_fit_a_path() -> None:
     assert made(primary_name="contoso").primary_name == "contoso"
     with pytest.raises(ValueError, match="primary_name must be 1 to 200 letters"):
         made(primary_name="con/toso")
@@ -157,24 +157,24 @@ def test_a_given_name_of_the_primary_must_fit_a_path() -> None:
 
 
 @pytest.mark.parametrize("name", ["poll", "retry_min", "retry_max"])
-def test_the_times_of_the_syphon_are_above_zero(name: str) -> None:
+def test_syphon_durations_must_be_above_zero(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be at least 0.001 s, not 0"):
         SyphonOptions(**{name: 0})  # type: ignore[arg-type]
 
 
-def test_retry_max_is_at_least_retry_min() -> None:
+def test_retry_max_must_be_at_least_retry_min() -> None:
     assert SyphonOptions(retry_min=5, retry_max=5).retry_max == 5
     with pytest.raises(ValueError, match="retry_max must be at least retry_min, which is 5 s, not 4"):
         SyphonOptions(retry_min=5, retry_max=4)
 
 
-def test_a_message_is_tried_at_least_once_before_it_is_poison() -> None:
+def test_poison_tries_must_be_at_least_one() -> None:
     with pytest.raises(ValueError, match="poison_tries must be at least 1, not 0"):
         SyphonOptions(poison_tries=0)
 
 
 @pytest.mark.parametrize("rate", [0, -1, math.nan, math.inf])
-def test_a_rate_is_above_zero(rate: float) -> None:
+def test_rate_must_be_above_zero(rate: float) -> None:
     assert SyphonOptions(rate=0.5).rate == 0.5
     with pytest.raises(ValueError, match="rate must be above 0 messages a second"):
         SyphonOptions(rate=rate)
@@ -192,7 +192,7 @@ def test_with_a_list_only_its_destinations_are_allowed_in_any_spelling() -> None
     assert not options.allows("sales/events/more")
 
 
-def test_a_list_of_destinations_is_a_list_of_paths() -> None:
+def test_destinations_must_be_a_list_of_paths() -> None:
     for wrong in ("orders", 7, [7]):
         with pytest.raises(TypeError, match="destinations must be a"):
             SyphonOptions(destinations=wrong)  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def test_a_list_of_destinations_is_a_list_of_paths() -> None:
             SyphonOptions(destinations=impossible)
 
 
-def test_options_take_names_only() -> None:
+def test_options_take_keyword_arguments_only() -> None:
     with pytest.raises(TypeError):
         SendAvailabilityOptions(10)  # type: ignore[call-arg]
 

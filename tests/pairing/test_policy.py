@@ -156,7 +156,7 @@ NOT_FROM_SENDS = {sdk.AutoLockRenewFailed, sdk.AutoLockRenewTimeout}
 
 
 @pytest.mark.parametrize("kind", BY_CLASS, ids=lambda kind: kind.__name__)
-def test_an_error_without_a_condition_is_judged_by_its_class(kind: Any) -> None:
+def test_error_without_a_condition_is_classified_by_its_class(kind: Any) -> None:
     assert cause_of(kind()) is BY_CLASS[kind]
     assert verdict_on(kind()) == VERDICTS[BY_CLASS[kind]]
 
@@ -189,7 +189,7 @@ def test_every_error_of_the_installed_sdk_is_classified() -> None:
         ("amqp:not-allowed", Cause.CALLER),
     ],
 )
-def test_a_plain_error_is_judged_by_its_condition(condition: str, cause: Cause) -> None:
+def test_plain_error_is_classified_by_its_condition(condition: str, cause: Cause) -> None:
     assert cause_of(said(condition)) is cause
 
 
@@ -203,7 +203,7 @@ def test_a_plain_error_is_judged_by_its_condition(condition: str, cause: Cause) 
         ("amqp:unknown-error", Cause.UNAVAILABLE),
     ],
 )
-def test_a_connection_that_was_closed_with_a_reason_is_judged_by_the_reason(condition: str, cause: Cause) -> None:
+def test_closed_connection_is_classified_by_its_reason(condition: str, cause: Cause) -> None:
     assert cause_of(said(condition, sdk.ServiceBusConnectionError)) is cause
 
 
@@ -235,7 +235,7 @@ TOKEN_STATUSES = {
 
 @pytest.mark.parametrize("status", TOKEN_STATUSES)
 @pytest.mark.parametrize("kind", [sdk.ServiceBusAuthenticationError, sdk.ServiceBusConnectionError])
-def test_a_refused_token_is_judged_by_the_status(kind: Any, status: int) -> None:
+def test_refused_token_is_classified_by_its_status(kind: Any, status: int) -> None:
     """With a custom endpoint the SDK makes a connection error of it."""
     error = kind(error=TokenRefusedError(status), condition=b"amqp:client-error")
     assert cause_of(error) is TOKEN_STATUSES[status]
@@ -310,7 +310,7 @@ def test_cancellation_does_not_count(error: BaseException) -> None:
         (503, Cause.UNAVAILABLE),
     ],
 )
-def test_an_answer_over_http_is_judged_by_its_status(status: int, cause: Cause) -> None:
+def test_http_answer_is_classified_by_its_status(status: int, cause: Cause) -> None:
     error = HttpResponseError("The administration API says so.")
     error.status_code = status
     assert cause_of(error) is cause
@@ -371,7 +371,7 @@ def test_policy_repr_names_it() -> None:
     assert repr(FailoverPolicy(only_timeouts)) == "FailoverPolicy(only_timeouts)"
 
 
-def test_two_policies_are_the_same_if_they_ask_the_same_function() -> None:
+def test_policies_with_the_same_function_are_equal() -> None:
     assert FailoverPolicy(callable) == FailoverPolicy(callable)
     assert len({AVAILABILITY, DOCUMENTED, FailoverPolicy.availability()}) == 2
     assert AVAILABILITY != DOCUMENTED

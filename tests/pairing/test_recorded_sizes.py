@@ -15,7 +15,7 @@ from azure.servicebus.exceptions import ServiceBusError
 from tests.pairing.paired import KINDS, Pair, Stage
 from tests.pairing.sdk_messages import typed, written_size
 
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import NamespaceThread
 from twinbus.envelope.wrapping import wrap
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Outcome
 

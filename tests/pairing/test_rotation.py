@@ -61,7 +61,7 @@ def test_every_sender_learns_at_once_that_a_queue_has_left_the_rotation() -> Non
     after = [sender.next() for sender in senders]
     assert 1 in before
     assert 1 not in after
-    # Nobody else moved.
+    # The other senders kept their queues.
     assert all(now == then for then, now in zip(before, after, strict=True) if then != 1)
 
 
@@ -110,7 +110,7 @@ def test_a_restored_queue_is_back_before_its_cool_down_is_over() -> None:
     assert rotation.next_time() is None
 
 
-def test_a_barred_queue_comes_back_only_by_being_restored() -> None:
+def test_barred_queue_returns_only_when_it_is_restored() -> None:
     rotation = rotation_of(2)
     assert rotation.retire(0, 0.0, ERROR, is_barred=True) is True
     assert rotation.next_time() is None
@@ -232,7 +232,7 @@ def test_the_queue_of_a_session_is_the_same_in_every_process_and_version() -> No
     assert int(elsewhere.stdout) == GOLDEN[1]
 
 
-def test_a_session_whose_queue_is_retired_takes_the_next_one_upwards_and_around() -> None:
+def test_session_of_a_retired_queue_takes_the_next_index_and_wraps_around() -> None:
     first = next(session_sequence("orders", "s", 3))
     rotation = Rotation(3, COOLDOWN)
     assert rotation.choose_for_session("orders", "s") == first

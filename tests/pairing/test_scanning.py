@@ -13,7 +13,7 @@ from azure.servicebus.aio import ServiceBusClient
 from tests.pairing.twins import Events, Twins, down, eventually, operations
 
 from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind
-from twinbus.emulator.faults.fault_plan import FaultPoint as At
+from twinbus.emulator import FaultPoint as At
 from twinbus.ledger.recorder import OperationKind, Outcome
 from twinbus.pairing.backlog import session_scan as scanning
 from twinbus.pairing.events import BacklogWarning

@@ -19,10 +19,7 @@ from tests.pairing.conftest import HIDDEN
 from tests.pairing.paired import Stage, text
 from tests.sdk_connection import client_options, needs_plain_text, reachable
 
-from twinbus.emulator import Fault, FaultKind, QueueDescription
-from twinbus.emulator.auth.certificate import Certificate, server_context
-from twinbus.emulator.faults.fault_plan import FaultPoint
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import Fault, FaultKind, FaultPoint, NamespaceThread, QueueDescription
 from twinbus.pairing.failover.entity_failover import Route
 from twinbus.pairing.pairing_errors import AttemptTimeoutError, HungCallsError, TwinbusError
 from twinbus.pairing.sdk import deadline, internals
@@ -191,16 +188,18 @@ def test_the_certificate_and_the_name_of_the_host_are_checked(
             options["ssl_context"] = client_tls(None, PATIENCE)
         else:  # its certificate is good for 127.0.0.1 only
             options["custom_endpoint_address"] = f"sb://127.0.0.2:{server.getsockname()[1]}"
-            threading.Thread(target=shake_hands, args=(server, certificate), daemon=True).start()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate.cert_file, certificate.key_file)
+            threading.Thread(target=shake_hands, args=(server, context), daemon=True).start()
         with pytest.raises(ServiceBusError) as raised:
             over_tls(bus, **options).get_queue_sender("orders").__enter__()
     assert "certificate" in str(raised.value).lower() or "CERTIFICATE" in repr(raised.value.inner_exception)
 
 
-def shake_hands(server: socket.socket, certificate: Certificate) -> None:
+def shake_hands(server: socket.socket, context: ssl.SSLContext) -> None:
     connection, _ = server.accept()
     with contextlib.suppress(ssl.SSLError, OSError), connection:
-        server_context(certificate).wrap_socket(connection, server_side=True)
+        context.wrap_socket(connection, server_side=True)
 
 
 # ---- without it ----

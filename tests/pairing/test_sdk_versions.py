@@ -55,7 +55,7 @@ def test_malformed_version_is_refused() -> None:
         ({"try_timeout": 5.0}, (7, 14), (7, 15), "attempt_timeout"),
     ],
 )
-def test_an_option_that_would_be_ignored_is_refused(
+def test_option_that_the_sdk_would_ignore_is_refused(
     options: dict[str, Any], without: Version, since: Version, instead: str
 ) -> None:
     (name,) = options
@@ -77,7 +77,7 @@ def test_attempts_are_bounded_by_the_sdk_where_it_can() -> None:
     assert attempt_bound(5, (7, 15)) == {"try_timeout": 5}
 
 
-def test_a_method_that_is_not_there_is_refused() -> None:
+def test_missing_method_of_the_sdk_is_refused() -> None:
     check_method("list_queue_sessions", (7, 15))
     expected = r"azure-servicebus 7\.14 has no list_queue_sessions: install azure-servicebus>=7\.15"
     with pytest.raises(NotImplementedError, match=expected):

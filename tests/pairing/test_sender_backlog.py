@@ -209,7 +209,7 @@ def test_with_order_session_send_fails_rather_than_change_the_queue(stage: Stage
         stage.clear()
 
 
-def test_with_order_session_a_session_whose_message_no_queue_has_taken_may_go_to_any(stage: Stage, kind: str) -> None:
+def test_with_order_session_a_session_without_an_accepted_message_may_use_any_queue(stage: Stage, kind: str) -> None:
     with stage.pair(kind, order="session") as pair:
         pair.pairing.fail_over(pair.path)
         sender = pair.sender()
@@ -257,7 +257,7 @@ def test_with_order_session_one_call_has_one_session(stage: Stage, kind: str) ->
 # ---- the recorder ----
 
 
-def test_every_attempt_at_a_broker_is_recorded_and_those_done_equal_the_brokers_counts(stage: Stage, kind: str) -> None:
+def test_recorded_attempts_match_the_counts_of_the_namespaces(stage: Stage, kind: str) -> None:
     recorder = MemoryRecorder()
     with stage.pair(kind, recorder=recorder, failover_interval=60) as pair:
         sender = pair.sender()

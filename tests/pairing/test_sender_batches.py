@@ -123,7 +123,7 @@ def test_a_batch_can_be_made_smaller_and_not_larger_than_the_entity_allows(pair:
         sender.create_message_batch(LIMIT + 1)
 
 
-def test_a_batch_of_the_sdks_own_is_taken_and_diverted_as_well(pair: Pair) -> None:
+def test_batch_of_the_sdk_is_accepted_and_diverted(pair: Pair) -> None:
     sender, batch = pair.sender(), ServiceBusMessageBatch()
     batch.add_message(text("one"))
     batch.add_message(text("two"))
@@ -162,7 +162,7 @@ def strike_after_first_part(pair: Pair, *indexes: int) -> None:
 
 
 @pytest.mark.skipif(HIDDEN, reason="the SDK does not tell what is in its batches")
-def test_a_full_batch_of_the_sdks_own_is_split_in_its_order(pair: Pair) -> None:
+def test_full_batch_of_the_sdk_is_split_in_order(pair: Pair) -> None:
     sender, batch = pair.sender(), full_sdk_batch()
     pair.pairing.fail_over(pair.path)
     receipt = sender.send_messages(batch)
@@ -178,7 +178,7 @@ def test_a_full_batch_of_the_sdks_own_is_split_in_its_order(pair: Pair) -> None:
 
 
 @pytest.mark.skipif(HIDDEN, reason="the SDK does not tell what is in its batches")
-def test_messages_of_the_sdks_own_batch_keep_their_new_ids_until_it_is_accepted(pair: Pair) -> None:
+def test_messages_of_an_sdk_batch_keep_their_new_ids_until_it_is_accepted(pair: Pair) -> None:
     sender, batch = pair.sender(), full_sdk_batch(has_ids=False)
     pair.pairing.fail_over(pair.path)
     strike_after_first_part(pair)
@@ -364,7 +364,7 @@ def test_in_failover_a_cancel_does_not_reach_the_primary(pair: Pair) -> None:
     assert len(pair.peek()) == 1
 
 
-def test_a_cancel_on_an_open_link_says_nothing_about_failover(pair: Pair) -> None:
+def test_cancel_on_an_open_link_is_no_evidence(pair: Pair) -> None:
     sender = pair.sender()
     sender.send_messages(text())
     pair.strike(FaultKind.DROP_ACK, on=frozenset({FaultPoint.MANAGEMENT}))

@@ -74,7 +74,7 @@ def test_an_open_link_into_a_black_hole_is_given_up_after_the_attempt_timeout(
     sender = pair.sender(socket_timeout=socket_timeout)
     sender.send_messages(text())
     sender.open_standby()
-    # Nobody looks at the clock any more: the next send has to see to that.
+    # The watchdog is idle: the next send has to start it.
     pair.stage.wait_until(lambda: watchdog.next_look == math.inf)
     pair.freeze()
     started = time.monotonic()

@@ -265,7 +265,7 @@ def test_only_the_failure_on_the_fresh_link_counts(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("sleeps", [IDLE * 1.6, IDLE * 3], ids=["link detached", "connection closed"])
-def test_a_sender_that_slept_past_the_idle_detach_neither_fails_over_nor_diverts(kind: str, sleeps: float) -> None:
+def test_sender_idle_past_the_detach_neither_fails_over_nor_diverts(kind: str, sleeps: float) -> None:
     profile = replace(AZURE, link_idle=IDLE, connection_idle=IDLE)
     with Stage.set_up(profile) as azure, azure.pair(kind) as pair:
         sender = pair.sender()
@@ -286,7 +286,7 @@ def test_stale_backlog_link_does_not_retire_its_queue(pair: Pair) -> None:
     assert (cut.fired, pair.stored[index], pair.pairing.retired_queues()) == (1, 2, {})
 
 
-def test_a_fresh_link_is_not_even_made_if_the_entity_has_failed_over_meanwhile(stage: Stage, kind: str) -> None:
+def test_no_fresh_link_is_opened_after_the_entity_failed_over(stage: Stage, kind: str) -> None:
     def fails_over_first(error: BaseException) -> bool:
         pair.pairing.fail_over(pair.path)
         return True

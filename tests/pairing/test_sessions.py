@@ -93,7 +93,7 @@ def test_a_message_that_is_on_its_way_to_the_queue_keeps_the_session() -> None:
     assert sessions.end_scan(sessions.begin_scan(1), ()) == [A]
 
 
-def test_a_session_in_two_queues_is_released_when_both_are_without_it() -> None:
+def test_session_in_two_queues_is_released_when_neither_has_it() -> None:
     sessions = DivertedSessions()
     fail(sessions, *A, 1)
     divert(sessions, *A, 2)
@@ -140,7 +140,7 @@ def test_only_queues_of_recovered_entities_are_scanned() -> None:
     assert sessions.queues([]) == []
 
 
-def test_holds_that_fail_are_paused_for_growing_bounded_times() -> None:
+def test_failed_holds_are_followed_by_growing_bounded_pauses() -> None:
     sessions = DivertedSessions()
     waiter: Waiter[bool] = Waiter()
     divert(sessions, *A, 0)

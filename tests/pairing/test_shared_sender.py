@@ -14,8 +14,7 @@ import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 from tests.pairing.paired import KINDS, PATIENCE, Pair, Stage, text
 
-from twinbus.emulator import Fault, FaultKind
-from twinbus.emulator.faults.fault_plan import FaultPoint
+from twinbus.emulator import Fault, FaultKind, FaultPoint
 from twinbus.pairing.failover.entity_failover import Healthy, Route
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pairing_errors import BacklogUnavailableError, NoFreeLinkError
@@ -63,7 +62,7 @@ def call_in_background(pair: Pair, sender: Any, **options: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(sender.sender.send_messages(text("slow"), **options), pair.stage.loop._loop)
 
 
-def test_a_burst_while_all_is_well_goes_to_the_primary(pair: Pair) -> None:
+def test_burst_goes_to_a_healthy_primary(pair: Pair) -> None:
     slow_down(pair)
     sender = pair.sender()
     assert routes(pair.at_once(sender, 100)) == {Route.PRIMARY: 100}

@@ -14,9 +14,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusConnectionError
 from tests.sdk_connection import address_options, client_options, reachable
 
-from twinbus.emulator import NamespaceConfig, QueueDescription
-from twinbus.emulator.config.namespace_file import BearerToken
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import BearerToken, NamespaceConfig, NamespaceThread, QueueDescription
 from twinbus.pairing.failover.entity_failover import Route
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pairing_state import Pairing

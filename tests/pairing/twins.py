@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from tests.namespace_internals import Queue
 from tests.sdk_connection import client_options, reachable
 
 from twinbus.emulator import (
@@ -15,14 +16,12 @@ from twinbus.emulator import (
     FaultKind,
     Namespace,
     NamespaceConfig,
+    PolicyConfig,
     Profile,
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.emulator.auth.security import connection_string
-from twinbus.emulator.config.namespace_file import PolicyConfig
-from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.recorder import MemoryRecorder, Operation, OperationKind
 from twinbus.pairing.background import Background
 from twinbus.pairing.events import Event
@@ -84,8 +83,8 @@ class Twins:
 
     def sides(self, policy: str | None = None, **options: Any) -> tuple[Side, Side]:
         texts = (
-            one.connection_string if policy is None else connection_string(one.host, one.port, one.policy(policy))
-            for one in (self.primary, self.secondary)
+            side.connection_string if policy is None else side.connection_string_for(policy)
+            for side in (self.primary, self.secondary)
         )
         # Both have the same authority, if they speak TLS.
         options = {**client_options(self.primary), **options}

@@ -77,14 +77,14 @@ async def test_a_kill_at_any_moment_changes_no_table(
 
 
 async def _killed(running: Marked, victim: str, results: Path, moment: int, chance: random.Random) -> None:
-    """Kill it when a run has made so many files, unless it ends before."""
+    """Kill the process once a run has made `moment` files, unless it ends before."""
     before, seen = _paths(results), set[str]()
     async with asyncio.timeout(SECONDS):
         while len(seen) < moment:
             if running.process.returncode is not None:
                 return
             seen |= _paths(results) - before
-            await asyncio.sleep(0.005)  # nobody tells us
+            await asyncio.sleep(0.005)  # there is no event to wait for
     if victim == "driver":
         running.kill_all()
     elif pids := running.executors():

@@ -10,13 +10,13 @@ import pytest
 import pytest_asyncio
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
+from tests.namespace_internals import Queue
 from tests.pairing.twins import Twins, eventually
 from tests.pipeline.reconciling import Reconciled, run
 
 from twinbus import EntityState, Route, SendAvailabilityOptions, SyphonOptions
 from twinbus.aio import PairedServiceBusClient, RecordedReceiver, record_receives
 from twinbus.emulator import AZURE
-from twinbus.emulator.entities.queue import Queue
 from twinbus.ledger.writer import LedgerWriter
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ FAILED_OVER = EntityState.FAILED_OVER
 
 
 async def send(client: PairedServiceBusClient, names: range, route: Route) -> None:
-    """A message of each number to the queue, the topic, and a queue that nobody reads."""
+    """A message of each number to the queue, the topic, and a queue without receivers."""
     for path in ("orders", "events", "unread"):
         async with client.get_queue_sender(path) as sender:
             for number in names:

@@ -280,8 +280,8 @@ def test_a_read_error_is_retried_and_then_fails_the_run(spark: SparkSession, tmp
     checksums = path.with_name(f".{path.name}.crc")  # Spark's local files check them, and find the disk at fault
     wrong = b"crc\0\0\0\2\0" + bytes(4 * 100)
     checksums.write_bytes(wrong)
-    mended = LedgerFiles(spark, f"file://{ledger}", sleep=lambda _: checksums.unlink())
-    [one] = mended.survey(mended.listing().files)
+    recovered = LedgerFiles(spark, f"file://{ledger}", sleep=lambda _: checksums.unlink())
+    [one] = recovered.survey(recovered.listing().files)
     assert (one.status, one.rows) == (Status.READ, 1)
     checksums.write_bytes(wrong)
     broken = LedgerFiles(spark, f"file://{ledger}", sleep=lambda _: None)

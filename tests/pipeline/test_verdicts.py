@@ -67,8 +67,8 @@ def histories() -> list[Operation]:
         sent("gone", "g1"),
         sent("gone", "g2", LATE - 2 * SECOND),
         *went_on("gone"),
-        # Nobody sent it.
-        *received("nobody", "n1", 1),
+        # It arrived without having been sent.
+        *received("unsent", "n1", 1),
         # The sender of these was told that they failed: nothing is promised.
         sent("failed", "f1", 0, FAILED),
         sent("failed", "f2", 0, UNKNOWN),
@@ -167,7 +167,7 @@ def test_what_was_accepted_and_not_seen_is_lost_when_its_receivers_went_on_for_l
 
 
 def test_what_nobody_sent_is_unexpected(found: Reconciled) -> None:
-    assert found.words("nobody") == {"unexpected": 1}
+    assert found.words("unsent") == {"unexpected": 1}
     assert found.ids("unexpected") == ["n1"]
 
 

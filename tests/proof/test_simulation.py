@@ -16,10 +16,10 @@ from proof.simulation.run import simulate
 from proof.simulation.summary import simulate_all
 from proof.simulation.trace import Trace
 from proof.simulation.virtual_time import START, StuckError, VirtualLoop
+from tests.namespace_internals import Arrival
 from tests.syphon.pumping import envelope
 
 from twinbus.amqp.client.management import Settlement
-from twinbus.emulator.entities.message import Arrival
 from twinbus.pairing.sending._async.link_pool import LinkPool
 
 RUNS = int(os.environ.get("TWINBUS_SIMULATED_RUNS", "100"))

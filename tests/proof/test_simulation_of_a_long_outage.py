@@ -10,9 +10,9 @@ from proof.simulation.amqp import SimulatedSide
 from proof.simulation.network import Fault, FaultKind, Process, SimulatedNamespace
 from proof.simulation.trace import Trace
 from proof.simulation.virtual_time import VirtualLoop
+from tests.namespace_internals import Arrival
 from tests.syphon.pumping import BACKLOG, numbered
 
-from twinbus.emulator.entities.message import Arrival
 from twinbus.syphon.connector import Side
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.terms import Terms

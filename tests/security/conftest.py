@@ -11,9 +11,17 @@ from dataclasses import dataclass
 import pytest_asyncio
 from tests.emulator.raw_client import RawClient
 
-from twinbus.emulator import Namespace, NamespaceConfig, QueueDescription, SubscriptionDescription, TopicDescription
-from twinbus.emulator.auth.security import sign
-from twinbus.emulator.config.namespace_file import PolicyConfig, QueueConfig, TopicConfig
+from twinbus.emulator import (
+    Namespace,
+    NamespaceConfig,
+    PolicyConfig,
+    QueueConfig,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicConfig,
+    TopicDescription,
+    sign,
+)
 from twinbus.servicebus.access_rights import ALL_RIGHTS, Right
 
 #: The entity that a stranger may own, and those it must not reach.

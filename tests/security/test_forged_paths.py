@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.connection_strings import connection_string
 from tests.emulator.raw_client import encoded_message
 from tests.syphon.bus import PATIENCE, connect
 from tests.syphon.pumping import BACKLOG, LOCK_SECONDS, QUICK, Pair, bodies, counting, envelope, numbered
@@ -18,9 +19,15 @@ from tests.syphon.pumping import BACKLOG, LOCK_SECONDS, QUICK, Pair, bodies, cou
 from twinbus.admin_tools.dead_letters import Replay, list_dead_letters
 from twinbus.amqp.codec import sections
 from twinbus.amqp.codec.encoding import encode
-from twinbus.emulator import DEFAULT, FaultPoint, Namespace, NamespaceConfig, QueueDescription
-from twinbus.emulator.auth.security import AccessPolicy, connection_string
-from twinbus.emulator.config.namespace_file import PolicyConfig, QueueConfig
+from twinbus.emulator import (
+    DEFAULT,
+    FaultPoint,
+    Namespace,
+    NamespaceConfig,
+    PolicyConfig,
+    QueueConfig,
+    QueueDescription,
+)
 from twinbus.envelope import aliases
 from twinbus.pairing.options import SyphonOptions
 from twinbus.servicebus.access_rights import Right
@@ -126,9 +133,8 @@ async def test_syphon_cannot_send_where_its_key_does_not_allow() -> None:
         config = NamespaceConfig("contoso", port=0, queues=(orders, QueueConfig(QueueDescription("payroll"))))
         async with Namespace(config) as primary:
             await pair.put([*numbered("payroll", range(3)), *numbered("orders", range(3))])
-            policy = AccessPolicy("syphon", may_send.primary_key or "", "", may_send.rights)
             sides = (
-                Side.from_connection_string(connection_string("127.0.0.1", primary.port, policy)),
+                Side.from_connection_string(connection_string(primary, may_send.primary_key or "", may_send.name)),
                 Side.from_connection_string(pair.secondary.connection_string),
             )
             terms = Terms(options=SyphonOptions(**QUICK), lock_seconds=LOCK_SECONDS)

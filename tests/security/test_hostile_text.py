@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from twinbus import PairedServiceBusClient
 from twinbus.cli.options.settings import SettingsError, settings
-from twinbus.emulator.config.namespace_file import ConfigError, load_config
+from twinbus.emulator import ConfigError, load_config
 from twinbus.pairing.namespace import Namespace
 from twinbus.report.cost.prices import PriceError, load_prices
 from twinbus.servicebus.connection_strings import MAX_LENGTH, ConnectionString

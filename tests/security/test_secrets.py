@@ -30,8 +30,8 @@ from twinbus.testing import EmbeddedNamespace, twin_namespaces
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-BODY = "the salary of somebody is 4711"
-PROPERTY = "a property that is nobody's business"
+BODY = "the salary of an employee is 4711"
+PROPERTY = "a confidential property"
 WRONG_KEY = "d3Jvbmcga2V5IHRoYXQgaXMgYSBzZWNyZXQgdG9v"
 OPTIONS = SendAvailabilityOptions(
     failover_interval=0, backlog_queue_count=1, attempt_timeout=2, primary_name="contoso", ping_primary_interval=1

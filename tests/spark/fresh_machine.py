@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from twinbus.spark.draining.worker_check import check_workers
 from twinbus.spark.session import running_spark
 
-#: Secrets as somebody may give them: as settings of Spark, for a store or by mistake.
+#: Secrets in settings of Spark: for a store, or by mistake.
 SETTINGS = {
     "spark.hadoop.fs.azure.account.key.contoso": "SECRET-1",
     "spark.contoso.primary": "Endpoint=sb://contoso;SharedAccessKeyName=all;SharedAccessKey=SECRET-2",

@@ -61,7 +61,7 @@ async def test_ctrl_c_ends_it_after_the_slice_with_1_and_leaves_nothing_locked(p
     running = await syphon(pair, "--until-empty", "--rate", "100", "--slice", "5").start(tmp_path)
     try:
         async with asyncio.timeout(SECONDS):
-            while pair.queue("orders").activity.received < 20:  # noqa: ASYNC110 - nobody tells us
+            while pair.queue("orders").activity.received < 20:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.01)
         # A terminal tells the whole group of processes.
         os.killpg(running.process.pid, signal.SIGINT)

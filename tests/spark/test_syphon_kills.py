@@ -60,7 +60,7 @@ async def test_a_kill_at_any_moment_loses_nothing_and_every_completed_message_ha
     running = await syphon(pair, *arguments).start(tmp_path)
     try:
         async with asyncio.timeout(SECONDS):
-            while pair.queue("orders").activity.received < moment:  # noqa: ASYNC110 - nobody tells us
+            while pair.queue("orders").activity.received < moment:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.005)
         kill(running, victim, chance)
         code, output, errors = await running.ended()

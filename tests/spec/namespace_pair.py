@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusMessage
 from tests.client.threads import Seen, down, eventually
+from tests.namespace_internals import Message, Queue, receiving_links
 from tests.pairing.paired import KINDS, Loop
 
 import twinbus
@@ -18,22 +19,18 @@ import twinbus.aio
 from twinbus import SendAvailabilityOptions, SyphonOptions
 from twinbus.emulator import (
     AZURE,
+    ActiveFault,
     Fault,
     FaultKind,
     FaultPoint,
     Namespace,
     NamespaceConfig,
+    NamespaceThread,
+    PolicyConfig,
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.emulator.auth.security import connection_string
-from twinbus.emulator.config.namespace_file import PolicyConfig
-from twinbus.emulator.entities.message import Message
-from twinbus.emulator.entities.queue import Queue
-from twinbus.emulator.faults.fault_plan import ActiveFault
-from twinbus.emulator.protocol.links import OutgoingLink
-from twinbus.emulator.server.thread_host import NamespaceThread
 from twinbus.ledger.recorder import MemoryRecorder, OperationKind, Stage
 from twinbus.servicebus.access_rights import Right
 
@@ -152,7 +149,7 @@ class NamespacePair:
         namespace = side.namespace
         if policy is None:
             return namespace.connection_string
-        return connection_string(namespace.host, namespace.port, namespace.policy(policy))
+        return namespace.connection_string_for(policy)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the loop of the asynchronous clients."""
@@ -189,9 +186,7 @@ class NamespacePair:
 
     def receivers(self, path: str) -> int:
         """Number of receiving links from a queue in the secondary."""
-        namespace = self.secondary.namespace
-        links = self.secondary.call(namespace.entity_links)
-        return sum(isinstance(link, OutgoingLink) and link.node.path == path for link in links)
+        return self.secondary.call(receiving_links, self.secondary.namespace, path)
 
     # ---- outages ----
 

@@ -23,8 +23,7 @@ from twinbus import (
     NamespacesSwappedError,
     Route,
 )
-from twinbus.emulator import QueueDescription
-from twinbus.emulator.server.thread_host import NamespaceThread
+from twinbus.emulator import NamespaceThread, QueueDescription
 from twinbus.ledger.recorder import OperationKind
 from twinbus.pairing.failover.error_classification import Cause, cause_of
 from twinbus.syphon.receiving.restorer import LOCK_SECONDS, LONGEST_LOCK_SECONDS

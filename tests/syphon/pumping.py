@@ -8,14 +8,22 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from tests.emulator.contract.bus import SettableClock
+from tests.namespace_internals import Queue
 from tests.syphon.bus import PATIENCE, body_of, connect, eventually, properties_of, send_all
 
 from twinbus.amqp.codec import sections
 from twinbus.amqp.codec.encoding import encode
 from twinbus.amqp.codec.types import Described, Long, Symbol
-from twinbus.emulator import Fault, FaultKind, FaultPoint, Namespace, Profile, QueueDescription, TopicDescription
-from twinbus.emulator.entities.queue import Queue
-from twinbus.emulator.faults.fault_plan import ActiveFault
+from twinbus.emulator import (
+    ActiveFault,
+    Fault,
+    FaultKind,
+    FaultPoint,
+    Namespace,
+    Profile,
+    QueueDescription,
+    TopicDescription,
+)
 from twinbus.envelope import aliases
 from twinbus.ledger import MemoryRecorder, OperationKind
 from twinbus.pairing.options import SyphonOptions

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 
-from twinbus.emulator.auth.security import sign
+from twinbus.emulator import sign
 from twinbus.syphon import BearerCredential, SasKey, SasToken, Token, as_credential
 
 AUDIENCE = "sb://contoso.servicebus.windows.net/orders"

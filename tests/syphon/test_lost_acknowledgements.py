@@ -10,8 +10,7 @@ import pytest
 from tests.syphon.bus import eventually
 from tests.syphon.pumping import BACKLOG, Pair, bodies, numbered
 
-from twinbus.emulator import DEFAULT, Fault, FaultKind
-from twinbus.emulator.faults.fault_plan import ActiveFault, FaultPoint
+from twinbus.emulator import DEFAULT, ActiveFault, Fault, FaultKind, FaultPoint
 from twinbus.ledger import OperationKind
 from twinbus.ledger.recorder import Outcome
 from twinbus.syphon.receiving.restorer import LOCK_SECONDS

@@ -12,8 +12,7 @@ from tests.syphon.bus import MOMENT, eventually
 from tests.syphon.pumping import BACKLOG, Pair, bodies, counting, envelope, numbered, take_all
 
 from twinbus.amqp.codec import sections
-from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, FaultPoint, NamespaceConfig, QueueDescription
-from twinbus.emulator.server.namespace import Namespace
+from twinbus.emulator import AZURE, DEFAULT, Fault, FaultKind, FaultPoint, Namespace, NamespaceConfig, QueueDescription
 from twinbus.ledger import OperationKind
 from twinbus.pairing.events import EventBus, Moved
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from tests.emulator.contract.bus import let_pass
+from tests.namespace_internals import ignore_credit
 from tests.syphon.bus import MOMENT, eventually
 from tests.syphon.pumping import BACKLOG, Pair, bodies, counting, numbered
 
@@ -275,7 +276,7 @@ async def test_silent_link_is_probed(pair: Pair, monkeypatch: pytest.MonkeyPatch
 async def test_link_that_does_not_answer_a_probe_is_replaced(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twinbus.syphon.receiving.intake.IDLE_SECONDS", 0.2)
     monkeypatch.setattr("twinbus.syphon.receiving.intake.PROBE_TIMEOUT", 0.2)
-    monkeypatch.setattr("twinbus.emulator.protocol.links.OutgoingLink.on_flow", lambda link, flow: None)
+    ignore_credit(monkeypatch)
     async with pair.running() as host:
         await eventually(lambda: host.status().queues[0].is_receiving)
         receiver = host._pumps[0].intake.receiver  # type: ignore[union-attr]

@@ -46,7 +46,7 @@ def memory() -> str:
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """A clock that advances only during `sleep`."""
 
     def __init__(self, on_sleep: Callable[[int], object] | None = None) -> None:
         self.now = 100.0

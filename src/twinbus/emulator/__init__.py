@@ -12,17 +12,26 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
+    from twinbus.servicebus.access_rights import Right
     from twinbus.servicebus.entity_descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 
-    from .config.namespace_file import NamespaceConfig
+    from .auth.security import BearerToken, sign
+    from .config.entity_tables import PolicyConfig, QueueConfig, TopicConfig
+    from .config.namespace_file import Config, NamespaceConfig, load_config
     from .config.profile import AZURE, DEFAULT, Profile
-    from .faults.fault_plan import Fault, FaultError, FaultKind, FaultPoint
+    from .config.toml_table import ConfigError
+    from .faults.fault_plan import ActiveFault, Fault, FaultError, FaultKind, FaultPoint
     from .server.namespace import Namespace
+    from .server.thread_host import NamespaceThread
     from .storage.store import Durability, StoreError
 
 __all__ = [
     "AZURE",
     "DEFAULT",
+    "ActiveFault",
+    "BearerToken",
+    "Config",
+    "ConfigError",
     "Durability",
     "Fault",
     "FaultError",
@@ -30,19 +39,31 @@ __all__ = [
     "FaultPoint",
     "Namespace",
     "NamespaceConfig",
+    "NamespaceThread",
+    "PolicyConfig",
     "Profile",
+    "QueueConfig",
     "QueueDescription",
+    "Right",
     "StoreError",
     "SubscriptionDescription",
+    "TopicConfig",
     "TopicDescription",
+    "load_config",
+    "sign",
 ]
 
 _MODULES = {
-    "twinbus.emulator.config.namespace_file": ("NamespaceConfig",),
+    "twinbus.emulator.auth.security": ("BearerToken", "sign"),
+    "twinbus.emulator.config.entity_tables": ("PolicyConfig", "QueueConfig", "TopicConfig"),
+    "twinbus.emulator.config.namespace_file": ("Config", "NamespaceConfig", "load_config"),
     "twinbus.emulator.config.profile": ("AZURE", "DEFAULT", "Profile"),
-    "twinbus.emulator.faults.fault_plan": ("Fault", "FaultError", "FaultKind", "FaultPoint"),
+    "twinbus.emulator.config.toml_table": ("ConfigError",),
+    "twinbus.emulator.faults.fault_plan": ("ActiveFault", "Fault", "FaultError", "FaultKind", "FaultPoint"),
     "twinbus.emulator.server.namespace": ("Namespace",),
+    "twinbus.emulator.server.thread_host": ("NamespaceThread",),
     "twinbus.emulator.storage.store": ("Durability", "StoreError"),
+    "twinbus.servicebus.access_rights": ("Right",),
     "twinbus.servicebus.entity_descriptions": ("QueueDescription", "SubscriptionDescription", "TopicDescription"),
 }
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 import typing
 
 if typing.TYPE_CHECKING:
-    from twinbus.emulator import AZURE, DEFAULT, Fault, FaultError, FaultKind, FaultPoint, Profile
+    from twinbus.emulator import AZURE, DEFAULT, ActiveFault, Fault, FaultError, FaultKind, FaultPoint, Profile
 
     from .embedded_namespaces import EmbeddedNamespace, TwinNamespaces, twin_namespaces
 
 __all__ = [
     "AZURE",
     "DEFAULT",
+    "ActiveFault",
     "EmbeddedNamespace",
     "Fault",
     "FaultError",

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twinbus.emulator import (
     DEFAULT,
+    ActiveFault,
     Fault,
     FaultKind,
     Namespace,
+    NamespaceThread,
     Profile,
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
 )
 from twinbus.emulator.auth.certificate import Certificate, ensure_certificate
-from twinbus.emulator.faults.fault_plan import ActiveFault
-from twinbus.emulator.server.thread_host import NamespaceThread
 from twinbus.servicebus.durations import InvalidDurationError, parse_duration
 from twinbus.servicebus.entity_descriptions import DURATIONS, InvalidDescriptionError
 from twinbus.servicebus.entity_paths import parse_backlog_path

@@ -218,6 +218,19 @@ async def test_the_granted_right_is_sufficient(client: Client) -> None:
     assert await receive(client("listener", KEYS.listener))
 
 
+async def test_connection_string_of_a_policy_gives_the_rights_of_the_policy(namespace: Namespace) -> None:
+    async with ServiceBusClient.from_connection_string(
+        namespace.connection_string_for("sender"), retry_total=0
+    ) as sending:
+        await send(sending)
+        assert type(await refused(receive(sending))) is ServiceBusAuthorizationError
+
+
+async def test_connection_string_of_an_unknown_policy_is_a_key_error(namespace: Namespace) -> None:
+    with pytest.raises(KeyError, match="reader"):
+        namespace.connection_string_for("reader")
+
+
 @pytest.mark.parametrize(
     ("name", "key"), [("sender", KEYS.sender), ("listener", KEYS.listener)], ids=["sender", "listener"]
 )

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
+from tests.namespace_internals import Queue
 from tests.syphon.bus import PATIENCE, connect, send_all
 from tests.syphon.pumping import LOCK_SECONDS, QUICK, Pair
 
 from twinbus.emulator import DEFAULT, Profile, QueueDescription
-from twinbus.emulator.entities.queue import Queue
 from twinbus.pairing.options import SyphonOptions
 from twinbus.servicebus.durations import TICKS_PER_SECOND
 from twinbus.spark.draining.drain_loop import DrainProgress, DrainSettings, SparkDrain

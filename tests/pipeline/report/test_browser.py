@@ -1,4 +1,4 @@
-"""The HTML file in a real browser: it fits, it can be read, and it asks nobody for anything.
+"""The HTML file in a real browser: it fits, it can be read, and it makes no requests.
 
 `make test` gets a Chromium where there is none (scripts/chromium.py), if it can. What can be known without one is in
 test_html.py.

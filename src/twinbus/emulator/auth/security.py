@@ -346,7 +346,10 @@ def generate_key() -> str:
 
 
 def sign(uri: str, policy_name: str, key: str, expires_at: float) -> str:
-    """A shared access signature for `uri`, made with a policy's key and valid until `expires_at`."""
+    """A shared access signature for `uri`, made with a policy's key and valid until `expires_at`.
+
+    `expires_at` is in seconds since the epoch.
+    """
     resource, expiry = quote_plus(uri), str(int(expires_at))
     signature = quote_plus(_digest(key, resource, expiry))
     return f"SharedAccessSignature sr={resource}&sig={signature}&se={expiry}&skn={quote_plus(policy_name)}"

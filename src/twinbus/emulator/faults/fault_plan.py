@@ -284,7 +284,7 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class ActiveFault:
-    """A fault that was added, and how often it fired."""
+    """A fault that was added; `fired` counts how often it struck."""
 
     id: int
     fault: Fault

@@ -258,7 +258,11 @@ class Namespace:
     @property
     def connection_string(self) -> str:
         """Connection string for the SDK, with every right. It holds the key."""
-        return connection_string(self.host, self.port, self.policy(ROOT_POLICY))
+        return self.connection_string_for(ROOT_POLICY)
+
+    def connection_string_for(self, policy: str) -> str:
+        """Connection string with the key and the rights of a policy of the namespace; raises `KeyError`."""
+        return connection_string(self.host, self.port, self.policy(policy))
 
     def policy(self, name: str) -> AccessPolicy:
         """A policy of the namespace itself; raises `KeyError`."""

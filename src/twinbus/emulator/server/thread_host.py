@@ -76,4 +76,5 @@ class NamespaceThread:
 
     @property
     def connection_string(self) -> str:
+        """Connection string for the SDK, with every right. It holds the key."""
         return self.namespace.connection_string
