@@ -150,7 +150,7 @@ def send_past_the_backlog_after_fail_back() -> AbstractContextManager[None]:
     return replaced(DivertedSessions, "is_diverted", lambda self, entity, session: False)
 
 
-@bug("order_violations", first_seed=63601)
+@bug("order_violations", first_seed=74800)
 def follow_the_look_that_came_last() -> AbstractContextManager[None]:
     """A session follows the latest peek, even if it found only a copy."""
 
