@@ -62,7 +62,7 @@ def test_json_has_what_the_contract_says(store: Path) -> None:
     found = answer(store)
     assert set(found) == {
         "format", "made_at", "source", "period", "verdict", "reconciliation", "anomalies", "incidents", "outages",
-        "timeline", "backlog", "latency", "cost", "gaps",
+        "timeline", "backlog", "latency", "cost", "gaps", "forced_failovers", "no_data",
     }  # fmt: skip
     assert found["format"] == 1
     assert found["period"] == {
@@ -91,6 +91,7 @@ def test_json_has_what_the_contract_says(store: Path) -> None:
         "word", "destination", "message_id", "first_at", "last_at", "sends", "moves", "arrivals", "evidence",
     }  # fmt: skip
     assert found["gaps"] == {"dropped_rows": 0, "left_out": []}
+    assert found["forced_failovers"] == found["no_data"] == []
 
 
 def test_the_cost_is_that_of_the_usage(store: Path) -> None:

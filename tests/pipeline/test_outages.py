@@ -12,7 +12,7 @@ from tests.pipeline.report.made import moment
 from tests.tables.result_files import table_of
 
 from twinbus.ledger.schema import pa
-from twinbus.report.outages import HOUR_US, MINUTE_US, Outage, outages_of
+from twinbus.report.outages import HOUR_US, MINUTE_US, Outage, outages_and_forced_failovers, outages_of
 from twinbus.tables.activity import ActivityKind
 from twinbus.tables.histogram import bucket_of
 from twinbus.tables.table_schemas import ACTIVITY, BACKLOG_TIME
@@ -171,7 +171,7 @@ def test_kinds_of_a_later_release_are_left_out() -> None:
     table = _activity((0, H.DIVERTED), (1, H.PING))
     kinds = pa.array(["code_25" if kind == "ping" else kind for kind in table["kind"].to_pylist()])
     later = table.set_column(table.schema.get_field_index("kind"), "kind", kinds)
-    assert _only(outages_of(later)).pings == 0
+    assert _only(outages_and_forced_failovers(later)).pings == 0
 
 
 events = st.tuples(
@@ -184,7 +184,8 @@ def test_outages_are_apart_in_order_and_nothing_is_counted_twice(
     given_events: list[tuple[float, ActivityKind, int]],
 ) -> None:
     table = _activity(*given_events)
-    found = outages_of(table)
+    found = outages_and_forced_failovers(table)
+    assert outages_of(table) == [outage for outage in found if not outage.is_forced]
     assert sum(one.diverted for one in found) == sum(n for _, kind, n in given_events if kind is H.DIVERTED)
     pings = sum(n for _, kind, n in given_events if kind in (H.PING, H.FAILED_PING))
     assert sum(one.pings for one in found) == pings

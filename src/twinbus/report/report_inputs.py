@@ -25,7 +25,7 @@ LISTED = ("lost", "unexpected", "dead_lettered", "duplicated", "recovered")
 COUNTED = ("read", "replaced")
 UNREADABLE, LATE, CLOCK = "unreadable", "late", "clock"
 
-_USAGE = [name for name in USAGE.names if name not in ("pairing", "client", "bytes")]
+_USAGE = [name for name in USAGE.names if name not in ("client", "bytes")]
 _INPUTS = ["number", "day", "file", "status", "reason", "rows"]
 
 

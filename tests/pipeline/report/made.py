@@ -99,6 +99,31 @@ class Made:
                 self._drain(entity, began + minutes * MINUTE, minutes * each - left, minutes)
         return self
 
+    def forced_failover(self, entities: Iterable[str], began: int, minutes: int, *, each: int = 10) -> Made:
+        """Messages that are diverted although no send failed and no ping was sent, then a drain."""
+        for entity in entities:
+            for minute in range(minutes):
+                at = began + minute * MINUTE
+                self._happen(at, entity, ActivityKind.DIVERTED, each)
+                self.use(at, entity, OperationKind.SEND, Stage.BACKLOG_SEND, each)
+            back = began + minutes * MINUTE
+            self._happen(back, entity, ActivityKind.MOVED, minutes * each)
+            self._happen(back, entity, ActivityKind.COMPLETED, minutes * each)
+        return self
+
+    def without_rows(self, since: int, until: int) -> Made:
+        """Remove the rows of whole hours, as if nothing had been recorded."""
+        hours = range(since, until, HOUR)
+        for rows in (self.usage, self.latency):
+            rows[:] = [row for row in rows if _us(row["hour"]) not in hours]
+        return self
+
+    def ending(self, at: int) -> Made:
+        """End the rows of the last hour at this time."""
+        for row in self.usage:
+            row["last_time"] = min(row["last_time"], moment(at))
+        return self
+
     def _drain(self, entity: str, back: int, count: int, minutes: int) -> None:
         self._happen(back, entity, ActivityKind.PING, 1)
         self._happen(back + 5 * SECOND, entity, ActivityKind.MOVED, count)
@@ -210,6 +235,10 @@ class Made:
 
 def moment(us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=us)
+
+
+def _us(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)
 
 
 def _hour(at: int) -> dict[str, Any]:

@@ -129,14 +129,14 @@ def test_dark_is_dark_and_light_is_light(browser: Browser, files: dict[str, Path
 
 def test_pointing_at_the_backlog_tells_its_depth(browser: Browser, files: dict[str, Path]) -> None:
     page, _ = opened(browser, files["full"], 1280)
-    area = page.locator("article").first.locator(".lane-area svg.plot")
-    told = area.locator(".told")
-    assert told.evaluate_all("all => all.filter(one => getComputedStyle(one).visibility === 'visible').length") == 0
+    area = page.locator("article").first.locator(".track-area svg.plot")
+    peaks = area.locator(".peak")
+    assert peaks.evaluate_all("all => all.filter(one => getComputedStyle(one).visibility === 'visible').length") == 0
     area.scroll_into_view_if_needed()
     box = area.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 80)
-    seen = told.evaluate_all(
+    seen = peaks.evaluate_all(
         "all => all.filter(one => getComputedStyle(one).visibility === 'visible').map(one => one.textContent)"
     )
     assert len(seen) == 1
@@ -150,8 +150,8 @@ def test_the_plots_are_as_wide_as_there_is_room_and_their_text_keeps_its_size(
     sizes = {}
     for width in (390, 1280):
         page, _ = opened(browser, files["full"], width)
-        plot = page.locator(".lane svg.plot").first
-        text = page.locator(".lane-axis text.tick").first
+        plot = page.locator(".track svg.plot").first
+        text = page.locator(".track-axis text.tick").first
         box = plot.bounding_box()
         assert box is not None
         sizes[width] = box["width"], text.evaluate("one => getComputedStyle(one).fontSize")
@@ -159,6 +159,19 @@ def test_the_plots_are_as_wide_as_there_is_room_and_their_text_keeps_its_size(
     assert sizes[390][0] > 280
     assert sizes[1280][0] > 700
     assert sizes[390][1] == sizes[1280][1] == "12px"
+
+
+def test_at_380_pixels_every_column_of_the_bill_is_visible(browser: Browser, files: dict[str, Path]) -> None:
+    page, _ = opened(browser, files["full"], 380)
+    bill = page.locator("table.bill")
+    cells = bill.locator("th, td").evaluate_all(
+        "all => all.map(one => { const box = one.getBoundingClientRect(); return [box.left, box.right]; })"
+    )
+    assert len(cells) == 4 * 3  # the heads, operations and the base charge
+    assert all(0 <= left < right <= 380 for left, right in cells)
+    sizes = bill.evaluate("one => [one.parentElement.scrollWidth, one.parentElement.clientWidth]")
+    assert sizes[0] <= sizes[1]
+    page.context.close()
 
 
 def test_it_prints(browser: Browser, files: dict[str, Path]) -> None:
