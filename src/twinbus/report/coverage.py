@@ -60,7 +60,8 @@ def coverage_of(usage: pa.Table, entities: Collection[tuple[str, str]]) -> Cover
     slim = pa.table(
         {
             "pairing": usage["pairing"],
-            "entity": pc.utf8_lower(usage["entity"]),
+            # Receivers record at subscriptions, senders at the topic.
+            "entity": pc.replace_substring_regex(pc.utf8_lower(usage["entity"]), "/subscriptions/.*", ""),
             "hour": usage["hour"],
             "first": micros(usage["first_time"]),
             "last": micros(usage["last_time"]),
@@ -68,10 +69,21 @@ def coverage_of(usage: pa.Table, entities: Collection[tuple[str, str]]) -> Cover
     )
     names = pa.array(sorted({entity.lower() for _, entity in entities}), pa.string())
     by_entity = _spans(slim.filter(pc.is_in(slim["entity"], names)), ["pairing", "entity"])
+    whole = _spans(slim, []).get((), [])
     return Coverage(
-        tuple(_spans(slim, []).get((), ())),
-        {(pairing, entity): tuple(spans) for (pairing, entity), spans in by_entity.items()},
+        tuple(whole),
+        {(pairing, entity): tuple(_to_the_ends(spans, whole)) for (pairing, entity), spans in by_entity.items()},
     )
+
+
+def _to_the_ends(spans: list[Span], whole: list[Span]) -> list[Span]:
+    """Extend the spans of an entity over a short pause before the first and after the last row of all entities."""
+    first, last = whole[0].since, whole[-1].until
+    if spans[0].since - first <= PAUSE_US:
+        spans[0] = Span(first, spans[0].until)
+    if last - spans[-1].until <= PAUSE_US:
+        spans[-1] = Span(spans[-1].since, last)
+    return spans
 
 
 def _spans(rows: pa.Table, keys: list[str]) -> dict[tuple[Any, ...], list[Span]]:

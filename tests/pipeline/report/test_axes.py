@@ -73,4 +73,4 @@ def test_no_text_of_a_time_axis_runs_into_the_one_before(length: int, letter: fl
         width = letter * len(text)
         begin = float(place) - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         assert begin >= end
-        end = begin + width
+        end = begin + width + letter  # room for a space

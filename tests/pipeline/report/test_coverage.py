@@ -50,6 +50,18 @@ def test_a_short_pause_is_covered_and_a_long_one_is_not() -> None:
     assert spans == (Span(START, START + 70 * MINUTE), Span(START + 125 * MINUTE, START + 130 * MINUTE))
 
 
+def test_an_entity_is_covered_over_a_short_pause_at_both_ends() -> None:
+    rows = [*between((0, 55)), *between((5, 46), entity="mail"), *between((11, 44), entity="events")]
+    found = coverage_of(table_of(USAGE, rows), {("contoso", "mail"), ("contoso", "events")})
+    assert found.of(PAIRING, "mail") == (Span(START, START + 55 * MINUTE),)
+    assert found.of(PAIRING, "events") == (Span(START + 11 * MINUTE, START + 44 * MINUTE),)
+
+
+def test_rows_of_a_subscription_cover_its_topic() -> None:
+    found = coverage(Made().traffic(["events/Subscriptions/audit"], days=[2]), "events")
+    assert found.of(PAIRING, "events") == (Span(START + 2 * DAY, START + 3 * DAY - 1),)
+
+
 def test_rows_that_stand_for_missing_rows_cover_nothing() -> None:
     assert coverage(Made().dropped(7)) == Coverage()
 

@@ -20,6 +20,8 @@ from .plots import ROWS, Figure
 #: Limits of what is drawn. The rest is summed up, and `--json` has all of it.
 TRACKS, INCIDENT_TRACKS = 24, 16
 INCIDENTS = 6
+#: Time that the plot of an incident shows at least.
+_SHORTEST = 10 * formats.SECOND
 OUTAGE_HEADS = (
     "entity",
     "suspected (UTC)",
@@ -173,7 +175,7 @@ def incident_view(report: Report, incident: Incident) -> IncidentView:
 
 def _incident_axis(report: Report, began: int, until: int) -> TimeAxis:
     """The time of an incident with some room on both sides, but not after the report was made."""
-    axis = padded(began, max(until, began + formats.MINUTE))
+    axis = padded(began, max(until, began + _SHORTEST))
     return TimeAxis(axis.since, max(until, min(axis.until, report.seen_until)))
 
 

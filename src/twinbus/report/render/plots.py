@@ -309,7 +309,8 @@ def _time_axis(ticks: Sequence[Tick]) -> Markup:
             continue
         narrow_begin, narrow = _extent(one, _NARROW_LETTER)
         is_spare = bool(index % 2) or narrow_begin < narrow_end
-        wide_end, narrow_end = end, narrow_end if is_spare else narrow
+        wide_end = end + _WIDE_LETTER
+        narrow_end = narrow_end if is_spare else narrow + _NARROW_LETTER
         class_ = "tick spare" if is_spare else "tick"
         texts.append(tag("text", one.text, x=f"{one.place}%", y=14, text_anchor=_anchor(one.place), class_=class_))
     return _svg(_AXIS_HEIGHT, *texts)
