@@ -35,7 +35,7 @@ def test_a_part_is_from_zero_to_one(part: float) -> None:
 
 
 def test_of_nothing_there_is_no_percentile() -> None:
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="must not be empty"):
         percentile({}, 0.5)
 
 

@@ -170,7 +170,10 @@ def test_an_unknown_tier_is_refused_with_the_known_ones() -> None:
         (LEAST.replace("2026-01-02", '"2026-01-02"'), "date must be a date, such as 2026-10-05, not '2026-01-02'"),
         (LEAST.replace("2026-01-02", "2026-01-02T00:00:00Z"), "date must be a date"),
         (LEAST.replace("our contract", ""), "source must be one line of 1 to 500 characters"),
-        ("colour = 1\n" + LEAST, "colour is not known here; there are currency, date, source, transfer_per_gb, tiers"),
+        (
+            "colour = 1\n" + LEAST,
+            "colour is not a known field; known are currency, date, source, transfer_per_gb, tiers",
+        ),
         ("transfer_per_gb = -0.1\n" + LEAST, "transfer_per_gb must be from 0 to 1000000, not -0.1"),
         ("transfer_per_gb = inf\n" + LEAST, "transfer_per_gb must be from 0 to 1000000, not Infinity"),
         ("transfer_per_gb = nan\n" + LEAST, "transfer_per_gb must be from 0 to 1000000, not NaN"),
@@ -184,13 +187,13 @@ def test_an_unknown_tier_is_refused_with_the_known_ones() -> None:
         (LEAST + "operations = [{ above = -1, per_million = 1 }]", "operations[0].above must be a whole number from 0"),
         (LEAST + "operations = [{ per_million = 1 }]", "operations[0].above is missing"),
         (LEAST + "operations = [{ above = 0 }]", "tiers.standard.operations[0].per_million is missing"),
-        (LEAST + "connections = [{ above = 0, each = 1, for = 2 }]", "connections[0].for is not known here"),
+        (LEAST + "connections = [{ above = 0, each = 1, for = 2 }]", "connections[0].for is not a known field"),
         (
             LEAST + "connections = [{ above = 5, each = 1 }, { above = 5, each = 2 }]",
             "tiers.standard.connections[1].above must be more than 5, not 5",
         ),
         (LEAST + "limits = { credits_per_second = 0 }", "limits.credits_per_second must be a whole number from 1 to"),
-        (LEAST + "limits = { speed = 1 }", "tiers.standard.limits.speed is not known here"),
+        (LEAST + "limits = { speed = 1 }", "tiers.standard.limits.speed is not a known field"),
     ],
 )
 def test_a_bad_book_is_refused_with_the_field_and_its_bound(text: str, error: str) -> None:

@@ -25,9 +25,9 @@ def test_every_word_of_the_reconciliation_has_a_meaning() -> None:
         ({}, "Everything arrived.", Tone.GOOD),
         ({"lost": 1}, "1 accepted message did not arrive.", Tone.BAD),
         ({"lost": 1_200, "in_flight": 3}, "1,200 accepted messages did not arrive.", Tone.BAD),
-        ({"unexpected": 2}, "2 messages arrived that nobody is known to have sent.", Tone.BAD),
+        ({"unexpected": 2}, "2 messages arrived that no recorded sender sent.", Tone.BAD),
         ({"in_flight": 1}, "Nothing is missing so far; 1 message is still on the way.", Tone.CARE),
-        ({"dead_lettered": 4}, "Nothing is missing, but 4 messages were put aside in the backlog.", Tone.CARE),
+        ({"dead_lettered": 4}, "Nothing is missing, but 4 messages were dead-lettered in the backlog.", Tone.CARE),
         ({"duplicated": 4}, "Everything arrived.", Tone.GOOD),
     ],
 )
@@ -58,7 +58,7 @@ def test_without_receivers_nobody_says_that_a_message_was_read() -> None:
 )
 def test_gaps_of_the_ledger_make_a_good_answer_a_careful_one(gaps: dict[str, Any]) -> None:
     found = headline_of(summary(attempted=5), rows=9, **gaps)
-    assert found.sentence == "Nothing is seen to be missing, but the ledger has gaps."
+    assert found.sentence == "Nothing is known to be missing, but the ledger has gaps."
     assert found.tone is Tone.CARE
 
 

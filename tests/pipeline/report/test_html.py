@@ -90,7 +90,7 @@ def test_the_period_and_its_time_zone_are_said(page: Element) -> None:
 
 
 def test_what_is_wrong_with_the_ledger_is_said(page: Element) -> None:
-    assert "7 rows never got into the ledger" in page.text
+    assert "7 rows are missing in the ledger" in page.text
     assert "day=2026-11-01/odd.parquet" in page.text
     assert "its day has expired" in page.text
     assert "1 file of the ledger came after its day had expired" in page.text

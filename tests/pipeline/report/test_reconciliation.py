@@ -75,7 +75,7 @@ def test_every_gap_has_a_note(tmp_path: Path) -> None:
     cases = {
         "orders: no receiver records there": Made().judged(["orders"], "namespace"),
         "orders: 7 messages were accepted before receivers": judged(before_receivers=7),
-        "What is in flight was accepted": judged(in_flight=1),
+        "Messages in flight were accepted": judged(in_flight=1),
         "Scheduled messages were cancelled (3 requests)": judged().cancelled(3),
         "The ledger lacks 6 rows": judged().dropped(6),
         "2 files of the ledger could not be read": left_out("unreadable", 2),

@@ -63,7 +63,7 @@ def cost_view(cost: Cost) -> CostView:
         figures.append(_days(cost, measure))
     if len(cost.entities) > 1:
         figures.append(_entities(cost, measure))
-    return CostView(cost, measure, figures, [_charge_cells(one) for one in cost.bill.charges if one.quantity])
+    return CostView(cost, measure, figures, [_charge_cells(charge) for charge in cost.bill.charges if charge.quantity])
 
 
 def _stages(cost: Cost, measure: Measure) -> Figure:

@@ -39,8 +39,11 @@ OUTAGE_HEADS = (
 
 def largest(incidents: Sequence[Incident]) -> list[Incident]:
     """Return the incidents that get a plot of their own, by start: open ones, then those with the most messages."""
-    ranked = sorted(incidents, key=lambda one: (one.is_over, one.is_forced, -one.total("diverted"), -one.began))
-    return sorted(ranked[:INCIDENTS], key=lambda one: one.began)
+    ranked = sorted(
+        incidents,
+        key=lambda incident: (incident.is_over, incident.is_forced, -incident.total("diverted"), -incident.began),
+    )
+    return sorted(ranked[:INCIDENTS], key=lambda incident: incident.began)
 
 
 def overview(report: Report) -> Figure | None:
@@ -49,7 +52,9 @@ def overview(report: Report) -> Figure | None:
         return None
     axis = TimeAxis(report.period.since, report.seen_until)
     diverted = _diverted(report)
-    ranked = sorted(report.timelines, key=lambda one: (-diverted[one.pairing, one.entity], one.entity))
+    ranked = sorted(
+        report.timelines, key=lambda timeline: (-diverted[timeline.pairing, timeline.entity], timeline.entity)
+    )
     has_pairings = len({timeline.pairing for timeline in report.timelines}) > 1
     tracks = [
         plots.Track(
@@ -140,7 +145,10 @@ def incident_view(report: Report, incident: Incident) -> IncidentView:
     """Return the view of one incident; its time axis fills the width."""
     until = _end(incident, report.seen_until if report.period else incident.began)
     axis = _incident_axis(report, incident.began, until)
-    outages = {(one.pairing, one.entity): one for one in sorted(incident.outages, key=lambda one: one.diverted)}
+    outages = {
+        (outage.pairing, outage.entity): outage
+        for outage in sorted(incident.outages, key=lambda outage: outage.diverted)
+    }
     timelines = {(timeline.pairing, timeline.entity): timeline for timeline in report.timelines}
     ranked = sorted(outages.values(), key=lambda outage: (-outage.diverted, outage.entity))
     tracks = [

@@ -115,9 +115,16 @@ def _states(report: Report) -> dict[str, str]:
 def _latency(report: Report) -> Figure | None:
     """Draw the percentiles of all entities together, by kind of operation."""
     rows = [
-        plots.Range(latency_name(one), one.count, one.p50_us, one.p90_us, one.p99_us, one.max_us)
-        for one in report.latency
-        if one.entity is None
+        plots.Range(
+            latency_name(percentiles),
+            percentiles.count,
+            percentiles.p50_us,
+            percentiles.p90_us,
+            percentiles.p99_us,
+            percentiles.max_us,
+        )
+        for percentiles in report.latency
+        if percentiles.entity is None
     ]
     if not rows:
         return None

@@ -292,7 +292,7 @@ def _stretched(height: int, units: int, *children: Markup, y: int = 0) -> Markup
 
 
 def _grid(ticks: Iterable[Tick], height: int) -> list[Markup]:
-    return [tag("line", x1=f"{one.place}%", x2=f"{one.place}%", y1=0, y2=height, class_="grid") for one in ticks]
+    return [tag("line", x1=f"{tick.place}%", x2=f"{tick.place}%", y1=0, y2=height, class_="grid") for tick in ticks]
 
 
 def _anchor(place: float) -> str:
@@ -303,16 +303,16 @@ def _time_axis(ticks: Sequence[Tick]) -> Markup:
     """Draw the texts of a time axis without overlap; every second one is hidden on a phone (class `spare`)."""
     texts: list[Markup] = []
     wide_end = narrow_end = 0.0
-    for index, one in enumerate(ticks):
-        begin, end = _extent(one, _WIDE_LETTER)
+    for index, tick in enumerate(ticks):
+        begin, end = _extent(tick, _WIDE_LETTER)
         if begin < wide_end:
             continue
-        narrow_begin, narrow = _extent(one, _NARROW_LETTER)
+        narrow_begin, narrow = _extent(tick, _NARROW_LETTER)
         is_spare = bool(index % 2) or narrow_begin < narrow_end
         wide_end = end + _WIDE_LETTER
         narrow_end = narrow_end if is_spare else narrow + _NARROW_LETTER
         class_ = "tick spare" if is_spare else "tick"
-        texts.append(tag("text", one.text, x=f"{one.place}%", y=14, text_anchor=_anchor(one.place), class_=class_))
+        texts.append(tag("text", tick.text, x=f"{tick.place}%", y=14, text_anchor=_anchor(tick.place), class_=class_))
     return _svg(_AXIS_HEIGHT, *texts)
 
 
@@ -338,16 +338,16 @@ class Bar:
 
 def bars(rows: Sequence[Bar]) -> Markup:
     """Draw horizontal bars; the longest fills the width."""
-    longest = max((one.application + one.pairing for one in rows), default=0) or 1
+    longest = max((row.application + row.pairing for row in rows), default=0) or 1
     drawn = []
-    for one in rows:
-        first, second = (round(100 * part / longest, 3) for part in (one.application, one.pairing))
+    for row in rows:
+        first, second = (round(100 * part / longest, 3) for part in (row.application, row.pairing))
         parts = [
             tag("rect", x=f"{left}%", y=2, width=f"{width}%", height=14, class_=f"bar {class_}")
             for left, width, class_ in ((0, first, "application"), (first, second, "pairing"))
             if width
         ]
-        drawn.append(_track(one.name, _svg(_TRACK_HEIGHT, *parts), one.note))
+        drawn.append(_track(row.name, _svg(_TRACK_HEIGHT, *parts), row.note))
     return tag("div", *drawn, class_="tracks bars")
 
 
@@ -363,7 +363,7 @@ class Column:
 
 def columns(rows: Sequence[Column], top_text: str) -> Markup:
     """Draw vertical columns, such as days; `top_text` labels the height of the highest."""
-    top = max((one.application + one.pairing for one in rows), default=0) or 1
+    top = max((row.application + row.pairing for row in rows), default=0) or 1
     width = 100 / max(1, len(rows))
     gap = 0.12 * width
     height = _AREA_HEIGHT - _HEADROOM
@@ -387,7 +387,7 @@ def columns(rows: Sequence[Column], top_text: str) -> Markup:
             parts = [tag("rect", **place, y=_HEADROOM, height=height, class_="gap")]
         drawn.append(tag("g", tag("title", row.title), *parts))
     every = -(-len(rows) // 8)
-    ticks = [Tick(round((index + 0.5) * width, 3), one.label) for index, one in enumerate(rows) if index % every == 0]
+    ticks = [Tick(round((index + 0.5) * width, 3), row.label) for index, row in enumerate(rows) if index % every == 0]
     plot = _svg(_AREA_HEIGHT + 1, *drawn)
     return tag("div", plot, _time_axis(ticks), class_="columns")
 

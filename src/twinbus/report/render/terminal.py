@@ -43,7 +43,7 @@ def show(report: Report, console: Console) -> None:
     _head(console, cost)
     if report.cost:
         _indented(console, _cost_table(report.cost))
-    if any(one.entity is None for one in report.latency):
+    if any(percentiles.entity is None for percentiles in report.latency):
         console.print()
         _indented(console, _latency_table(report))
     for file in report.left_out[:ANOMALIES]:
