@@ -100,12 +100,12 @@ def _spans(rows: pa.Table, keys: list[str]) -> dict[tuple[Any, ...], list[Span]]
         is_end = pc.or_(is_end, pc.not_equal(hours[name].slice(1), hours[name].slice(0, count - 1)))
     ends = [*pc.indices_nonzero(is_end).to_pylist(), count - 1]
     begins = [0, *(index + 1 for index in ends[:-1])]
-    found: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
+    spans: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
     columns = [hours[name].take(pa.array(begins)).to_pylist() for name in (*keys, "first_min")]
     lasts = hours["last_max"].take(pa.array(ends)).to_pylist()
     for *key, since, until in zip(*columns, lasts, strict=True):
-        found[tuple(key)].append(Span(since, until))
-    return dict(found)
+        spans[tuple(key)].append(Span(since, until))
+    return dict(spans)
 
 
 def gaps_between(spans: Iterable[Span], since: int, until: int) -> list[Span]:

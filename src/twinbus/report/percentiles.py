@@ -55,15 +55,15 @@ def percentiles(table: pa.Table, *, by_entity: bool = True) -> list[Percentiles]
     Codes of a later release are ignored.
     """
     keys = ["stage", "operation", "bucket"]
-    found: dict[tuple[str | None, str, str], dict[int, tuple[int, int]]] = {}
+    histograms: dict[tuple[str | None, str, str], dict[int, tuple[int, int]]] = {}
     for names in [keys, ["entity", *keys]] if by_entity else [keys]:
         sums = table.group_by(names).aggregate([("count", "sum"), ("max_us", "max")])
         for row in sums.to_pylist():
-            place = found.setdefault((row.get("entity"), row["stage"], row["operation"]), {})
-            place[row["bucket"]] = (row["count_sum"], row["max_us_max"])
+            histogram = histograms.setdefault((row.get("entity"), row["stage"], row["operation"]), {})
+            histogram[row["bucket"]] = (row["count_sum"], row["max_us_max"])
     known = [
         _percentiles(entity, stage, operation, buckets)
-        for (entity, stage_word, operation_word), buckets in found.items()
+        for (entity, stage_word, operation_word), buckets in histograms.items()
         if (stage := code_of(Stage, stage_word)) is not None
         and (operation := code_of(OperationKind, operation_word)) is not None
     ]

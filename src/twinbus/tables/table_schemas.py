@@ -145,7 +145,7 @@ VERDICTS = _table(
     ("destination", "string", "queue or topic, as clients write it"),
     _EVIDENCE,
     *((word, "bigint", f"messages that are {word.replace('_', ' ')}") for word in WORDS),
-    ("before_receivers", "bigint", "messages whose arrival is the namespace's word, because receivers recorded only later"),
+    ("before_receivers", "bigint", "messages that arrived by the namespace's word, before receivers recorded"),
 )
 
 ARRIVALS = _table(

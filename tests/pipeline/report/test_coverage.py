@@ -1,4 +1,4 @@
-"""The time for which the ledger has rows."""
+"""Tests which time the rows of the ledger cover."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pipeline.report.made import PAIRING, START, Made, moment
+from tests.pipeline.report.sample_tables import PAIRING, START, SampleTables, moment
 from tests.tables.result_files import table_of
 
 from twinbus.ledger.recorder import OperationKind, Stage
@@ -15,30 +15,30 @@ from twinbus.report.render.formats import DAY, HOUR, MINUTE
 from twinbus.tables.table_schemas import USAGE
 
 
-def coverage(made: Made, *entities: str) -> Coverage:
-    return coverage_of(table_of(USAGE, made.usage), {(PAIRING, entity) for entity in entities})
+def coverage(tables: SampleTables, *entities: str) -> Coverage:
+    return coverage_of(table_of(USAGE, tables.usage), {(PAIRING, entity) for entity in entities})
 
 
 def between(*minutes: tuple[int, int], entity: str = "orders") -> list[dict[str, Any]]:
-    """A row of `usage` for each pair of minutes within one hour."""
-    made = Made()
+    """Return a row of `usage` for each pair of minutes within one hour."""
+    tables = SampleTables()
     for first, last in minutes:
-        made.use(START + first * MINUTE, entity, OperationKind.SEND, Stage.DIRECT, 1)
-        made.usage[-1] |= {
+        tables.use(START + first * MINUTE, entity, OperationKind.SEND, Stage.DIRECT, 1)
+        tables.usage[-1] |= {
             "first_time": moment(START + first * MINUTE),
             "last_time": moment(START + last * MINUTE),
         }
-    return made.usage
+    return tables.usage
 
 
 def test_hours_that_follow_each_other_are_one_span() -> None:
-    found = coverage(Made().traffic(["orders"], days=[0, 1]).traffic(["mail"], days=[3]))
+    found = coverage(SampleTables().traffic(["orders"], days=[0, 1]).traffic(["mail"], days=[3]))
     assert found.spans == (Span(START, START + 2 * DAY - 1), Span(START + 3 * DAY, START + 4 * DAY - 1))
     assert (found.first, found.last) == (START, START + 4 * DAY - 1)
 
 
 def test_each_entity_has_spans_of_its_own_whatever_the_case_of_its_name() -> None:
-    found = coverage(Made().traffic(["Orders"], days=[0]).traffic(["mail"], days=[1]), "orders", "mail")
+    found = coverage(SampleTables().traffic(["Orders"], days=[0]).traffic(["mail"], days=[1]), "orders", "mail")
     assert found.of(PAIRING, "ORDERS") == (Span(START, START + DAY - 1),)
     assert found.of(PAIRING, "mail") == (Span(START + DAY, START + 2 * DAY - 1),)
     assert found.of("fabrikam", "mail") == found.of(PAIRING, "events") == ()
@@ -58,12 +58,12 @@ def test_an_entity_is_covered_over_a_short_pause_at_both_ends() -> None:
 
 
 def test_rows_of_a_subscription_cover_its_topic() -> None:
-    found = coverage(Made().traffic(["events/Subscriptions/audit"], days=[2]), "events")
+    found = coverage(SampleTables().traffic(["events/Subscriptions/audit"], days=[2]), "events")
     assert found.of(PAIRING, "events") == (Span(START + 2 * DAY, START + 3 * DAY - 1),)
 
 
 def test_rows_that_stand_for_missing_rows_cover_nothing() -> None:
-    assert coverage(Made().dropped(7)) == Coverage()
+    assert coverage(SampleTables().dropped(7)) == Coverage()
 
 
 def test_gaps_are_the_time_between_the_spans_and_at_both_ends() -> None:

@@ -286,18 +286,18 @@ class _Fields:
         value = self._take(name)
         if not isinstance(value, list) or not all(isinstance(table, dict) for table in value) or not value:
             self.refuse(name, f"must be a list of steps, such as [{{ above = 0, {price} = 0.05 }}]")
-        found = []
+        steps: list[Step] = []
         for number, table in enumerate(value):
             step = _Fields(self._file, f"{self._where(name)}[{number}]", table)
             above = step.count("above", least=0)
             if above is None:
                 step.refuse("above", "is missing")
-            found.append(Step(above, step.price(price)))
+            steps.append(Step(above, step.price(price)))
             step.end()
-        for number, (earlier, later) in enumerate(pairwise(found), start=1):
+        for number, (earlier, later) in enumerate(pairwise(steps), start=1):
             if later.above <= earlier.above:
                 self.refuse(f"{name}[{number}].above", f"must be more than {earlier.above}, not {later.above}")
-        return tuple(found)
+        return tuple(steps)
 
 
 def _shown(value: Any) -> str:

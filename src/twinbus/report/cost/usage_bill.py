@@ -101,15 +101,15 @@ def usages(table: pa.Table, subscriptions: Mapping[str, int] | None = None) -> l
     sums = slim.group_by(["day", "namespace", "entity", "stage", "is_copied"]).aggregate(
         [("units", "sum"), ("unanswered", "sum"), ("transferred", "sum")]
     )
-    found: dict[tuple[date, NamespaceRole, str, Stage], list[int]] = {}
+    counts: dict[tuple[date, NamespaceRole, str, Stage], list[int]] = {}
     for row in sums.to_pylist():
         times = 1 + copies.get(row["entity"].lower(), 0) if row["is_copied"] else 1
         key = (row["day"], roles[row["namespace"]], row["entity"], stages[row["stage"]])
-        values = found.setdefault(key, [0, 0, 0])
+        values = counts.setdefault(key, [0, 0, 0])
         values[0] += row["units_sum"] * times
         values[1] += row["unanswered_sum"] * times
         values[2] += row["transferred_sum"]
-    return [Usage(*key, *values) for key, values in sorted(found.items())]
+    return [Usage(*key, *values) for key, values in sorted(counts.items())]
 
 
 def cost_of(

@@ -57,8 +57,8 @@ class TimeAxis:
     def _months(self, most: int) -> Iterator[tuple[int, str]]:
         months = (self.until - self.since) // _MONTH
         every = next((step for step in _MONTH_STEPS if months // step <= most), _MONTH_STEPS[-1])
-        found = at(self.since)
-        first = -(-(found.year * 12 + found.month - 1) // every) * every
+        start = at(self.since)
+        first = -(-(start.year * 12 + start.month - 1) // every) * every
         for number in range(first, MAXYEAR * 12, every):
             year, index = divmod(number, 12)
             moment = int(datetime(year, index + 1, 1, tzinfo=UTC).timestamp()) * SECOND
