@@ -4,7 +4,7 @@
     verdict = check(history)
     assert verdict.is_clean, verdict.describe()
 
-The words: *attempted* and *acknowledged* are what senders tried, and what was confirmed to them; *ok* is acknowledged
+The words: *attempted* and *acknowledged* are what senders tried, and what was confirmed to them; *ok* is attempted
 and arrived; *lost* is acknowledged and did not arrive; *unexpected* arrived but was never sent; *duplicated* arrived
 more than once; *recovered* arrived although its sender got an error; *dead_lettered* was acknowledged, did not arrive,
 and is a dead letter because it expired; *deleted* was acknowledged, did not arrive, and was in a queue that its owner
@@ -89,12 +89,11 @@ def check(history: History, *, tolerance: float = TOLERANCE) -> Verdict:
     missing = [key for key in acknowledged if not all(history.arrived(key))]
     expired = {key for key in missing if _has_expired(history, key)}
     deleted = {key for key in missing if sent[key].is_deleted} - expired
-    absent = set(missing)
     duplicated = [key for key in sent if any(len(arrivals) > 1 for arrivals in history.arrived(key))]
     return Verdict(
         attempted=tuple(sent),
         acknowledged=tuple(acknowledged),
-        ok=tuple(key for key in acknowledged if key not in absent),
+        ok=tuple(key for key in sent if all(history.arrived(key))),
         lost=tuple(key for key in missing if key not in expired and key not in deleted),
         unexpected=tuple(_unexpected(history)),
         duplicated=tuple(duplicated),

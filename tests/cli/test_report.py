@@ -1,4 +1,4 @@
-"""`twinbus report`: what it prints and writes, and what it refuses."""
+"""Tests `twinbus report`: output, files and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipeline.report.made import START, LeftOut, Made
+from tests.pipeline.report.sample_tables import START, LeftOut, SampleTables
 from tests.tables.result_files import GENERATION_ROW, ResultFiles
 from typer.testing import CliRunner, Result
 
@@ -32,7 +32,7 @@ def answer(*arguments: str | Path) -> dict[str, Any]:
 
 
 def refused(code: int, *arguments: str | Path) -> str:
-    """What is said when it is refused: one line, and nothing on standard output."""
+    """Return the error text; checks that it is one line, with nothing on standard output."""
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr.startswith("twinbus report: ")
@@ -43,8 +43,8 @@ def refused(code: int, *arguments: str | Path) -> str:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("store") / "ledger-results"
-    made = Made(days=3).traffic(NAMES).outage(NAMES, START + DAY, 20).outage(["orders"], START + 2 * DAY, 10)
-    made.judged(NAMES, lost=1).anomaly("lost", "id-1", "orders").write(folder)
+    tables = SampleTables(days=3).traffic(NAMES).outage(NAMES, START + DAY, 20).outage(["orders"], START + 2 * DAY, 10)
+    tables.reconciled(NAMES, lost=1).anomaly("lost", "id-1", "orders").write(folder)
     return folder
 
 
@@ -54,15 +54,15 @@ def test_first_line_is_the_verdict(store: Path) -> None:
     assert result.stdout.splitlines()[0] == "✗ 1 accepted message did not arrive."
 
 
-def test_ledger_argument_finds_the_results_beside_it(store: Path) -> None:
+def test_path_of_a_ledger_finds_the_results_beside_it(store: Path) -> None:
     assert answer(store.with_name("ledger"))["source"] == answer(store)["source"]
 
 
-def test_json_matches_the_documented_contract(store: Path) -> None:
+def test_json_has_the_documented_keys(store: Path) -> None:
     found = answer(store)
     assert set(found) == {
         "format", "made_at", "source", "period", "verdict", "reconciliation", "anomalies", "incidents", "outages",
-        "timeline", "backlog", "latency", "cost", "gaps",
+        "timeline", "backlog", "latency", "cost", "gaps", "forced_failovers", "no_data",
     }  # fmt: skip
     assert found["format"] == 1
     assert found["period"] == {
@@ -76,12 +76,16 @@ def test_json_matches_the_documented_contract(store: Path) -> None:
     assert found["reconciliation"]["lost"] == found["anomalies"]["count"] == 1
     assert found["anomalies"]["shown"][0]["message_id"] == "id-1"
     assert found["anomalies"]["shown"][0]["first_at"] == "2026-11-01T00:00:00.000000Z"
-    assert [(one["began"], one["entities"], one["diverted"]) for one in found["incidents"]] == [
+    assert [(incident["began"], incident["entities"], incident["diverted"]) for incident in found["incidents"]] == [
         ("2026-11-02T00:00:00.000000Z", ["events", "orders"], 400),
         ("2026-11-03T00:00:00.000000Z", ["orders"], 100),
     ]
-    assert [one["entity"] for one in found["timeline"]] == ["events", "orders"]
-    assert {one["state"] for one in found["timeline"][1]["intervals"]} == {"suspect", "failed_over", "draining"}
+    assert [timeline["entity"] for timeline in found["timeline"]] == ["events", "orders"]
+    assert {interval["state"] for interval in found["timeline"][1]["intervals"]} == {
+        "suspect",
+        "failed_over",
+        "draining",
+    }
     assert (found["backlog"]["now"], found["backlog"]["peak"]) == (0, 400)
     assert found["source"] == {
         "results": f"file://{store}", "snapshot": 1, "made_at": "2026-11-04T00:00:00.000000Z",
@@ -91,13 +95,14 @@ def test_json_matches_the_documented_contract(store: Path) -> None:
         "word", "destination", "message_id", "first_at", "last_at", "sends", "moves", "arrivals", "evidence",
     }  # fmt: skip
     assert found["gaps"] == {"dropped_rows": 0, "left_out": []}
+    assert found["forced_failovers"] == found["no_data"] == []
 
 
-def test_cost_is_computed_from_the_usage(store: Path) -> None:
+def test_cost_matches_the_usage(store: Path) -> None:
     cost = answer(store)["cost"]
     # Two entities send and receive 1,000 messages an hour for three days; 500 were diverted and came back.
     assert cost["operations"] == 2 * 2 * 1_000 * 72 + 500 + 500
-    assert {one["stage"]: one["operations"] for one in cost["stages"]}["backlog_send"] == 500
+    assert {stage["stage"]: stage["operations"] for stage in cost["stages"]}["backlog_send"] == 500
     assert cost["currency"] == "USD"
     assert cost["total"] == "0.967752"  # the base charge of 72 hours: all operations are included
 
@@ -111,23 +116,23 @@ def test_period_limits_everything_but_the_reconciliation(store: Path) -> None:
     assert answer(store, "--since", "2026-11-03T02:00+02:00")["period"]["since"] == "2026-11-03T00:00:00.000000Z"
 
 
-def test_empty_period_is_reported(store: Path) -> None:
+def test_period_without_rows_has_an_empty_report(store: Path) -> None:
     found = answer(store, "--since", "2027-01-01", "--until", "2027-01-02")
     assert found["outages"] == found["latency"] == []
     assert found["cost"]["operations"] == 0
     assert run(store, "--since", "2027-01-01", "--until", "2027-01-02").exit_code == 0
 
 
-def test_html_option_writes_one_file_and_prints_the_verdict(store: Path, tmp_path: Path) -> None:
+def test_html_writes_one_file_and_prints_the_verdict(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     result = run(store, "--html", file)
     assert (result.exit_code, result.stdout) == (0, f"1 accepted message did not arrive. {file}\n")
     assert file.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert answer(store, "--html", file)["verdict"]["word"] == "lost"
 
 
-def test_price_tier_and_subscription_options_are_used(store: Path, tmp_path: Path) -> None:
+def test_options_set_prices_tiers_and_subscriptions(store: Path, tmp_path: Path) -> None:
     book = tmp_path / "prices.toml"
     tier = "[tiers.gold]\noperations = [{ above = 0, per_million = 1 }]"
     book.write_text(f'currency = "EUR"\ndate = 2026-01-01\nsource = "ours"\n{tier}\n')
@@ -165,7 +170,7 @@ def test_unknown_protocol_is_a_usage_error() -> None:
     assert "nosuch" in refused(2, "nosuch://somewhere/results")
 
 
-def test_missing_results_error_says_how_to_make_them(tmp_path: Path) -> None:
+def test_missing_results_error_names_the_command_to_run(tmp_path: Path) -> None:
     assert "run `twinbus pipeline run` first" in refused(1, tmp_path / "ledger")
 
 
@@ -181,7 +186,7 @@ def test_results_in_another_format_need_spark(tmp_path: Path) -> None:
 
 def test_results_of_a_killed_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twinbus.tables.result_reader.PATIENCE", 0.3)
-    files = Made(days=1).traffic(NAMES).write(tmp_path)
+    files = SampleTables(days=1).traffic(NAMES).write(tmp_path)
     files.generation(state="writing")
     assert "a run that began at 2026-11-08 00:00:00 UTC is writing the results" in refused(1, tmp_path)
     files.remove("_generation")
@@ -190,17 +195,17 @@ def test_results_of_a_killed_run_are_refused(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("table", ["usage", "activity", "latency", "verdicts", "anomalies", "_inputs", "_generation"])
 @pytest.mark.parametrize("damage", ["cut", "foreign"])
-def test_damaged_table_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, damage: str) -> None:
+def test_damaged_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, damage: str) -> None:
     monkeypatch.setattr("twinbus.tables.result_reader.PATIENCE", 0.3)
-    made = Made(days=1).traffic(NAMES).outage(NAMES, START + HOUR, 5).judged(NAMES)
-    made.anomaly("lost", "id-1", "orders").write(tmp_path)
-    file = next(one for one in tmp_path.rglob("*.parquet") if table in one.parts)
+    tables = SampleTables(days=1).traffic(NAMES).outage(NAMES, START + HOUR, 5).reconciled(NAMES)
+    tables.anomaly("lost", "id-1", "orders").write(tmp_path)
+    file = next(path for path in tmp_path.rglob("*.parquet") if table in path.parts)
     file.write_bytes(file.read_bytes()[:-7] if damage == "cut" else b"PAR1 of something else PAR1")
     assert f"the results are damaged: {file} cannot be read" in refused(1, tmp_path)
 
 
-def test_removed_day_is_not_an_empty_day(tmp_path: Path) -> None:
-    files = Made(days=3).traffic(NAMES).judged(NAMES).write(tmp_path)
+def test_removed_day_is_an_error(tmp_path: Path) -> None:
+    files = SampleTables(days=3).traffic(NAMES).reconciled(NAMES).write(tmp_path)
     files.remove("usage/day=2026-11-02")
     assert "usage has no rows of 2026-11-02" in refused(1, tmp_path)
     files.remove("usage")
@@ -208,14 +213,14 @@ def test_removed_day_is_not_an_empty_day(tmp_path: Path) -> None:
 
 
 def test_expired_days_are_not_damage(tmp_path: Path) -> None:
-    Made(days=3).traffic(NAMES).judged(NAMES).write(tmp_path).remove("usage/day=2026-11-01")
+    SampleTables(days=3).traffic(NAMES).reconciled(NAMES).write(tmp_path).remove("usage/day=2026-11-01")
     assert answer(tmp_path)["period"]["since"] == "2026-11-02T00:00:00.000000Z"
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_unreadable_file_makes_the_verdict_unknown(tmp_path: Path, lost: int) -> None:
-    made = Made(days=1, left_out=[LeftOut("odd.parquet", "unreadable", "not Parquet")])
-    made.traffic(NAMES).judged(NAMES, lost=lost).write(tmp_path)
+def test_an_unreadable_file_makes_the_verdict_unknown(tmp_path: Path, lost: int) -> None:
+    tables = SampleTables(days=1, left_out=[LeftOut("odd.parquet", "unreadable", "not Parquet")])
+    tables.traffic(NAMES).reconciled(NAMES, lost=lost).write(tmp_path)
     found = answer(tmp_path)
     assert (found["verdict"]["word"], found["verdict"]["valid"], found["verdict"]["verdict"]) == (
         "unknown",
@@ -230,18 +235,18 @@ def test_unreadable_file_makes_the_verdict_unknown(tmp_path: Path, lost: int) ->
     assert "Is anything missing? Not known." in run(tmp_path).stdout
 
 
-def test_ledger_of_only_unreadable_files_is_not_empty(tmp_path: Path) -> None:
-    Made(left_out=[LeftOut("odd.parquet", "unreadable", "not Parquet")]).judged([]).write(tmp_path)
+def test_report_of_unreadable_files_only_is_not_empty(tmp_path: Path) -> None:
+    SampleTables(left_out=[LeftOut("odd.parquet", "unreadable", "not Parquet")]).reconciled([]).write(tmp_path)
     assert answer(tmp_path)["verdict"]["valid"] is None
     text = run(tmp_path).stdout
     assert "Nothing yet" not in text
     assert "Is anything missing? Nothing" not in text
 
 
-def test_no_summary_without_reconciliation_despite_old_tables(tmp_path: Path) -> None:
-    made = Made(days=1).traffic(NAMES).judged(NAMES).anomaly("lost", "id-1", "orders")
-    made.is_reconciled = False
-    made.write(tmp_path)
+def test_without_reconciliation_old_tables_are_ignored(tmp_path: Path) -> None:
+    tables = SampleTables(days=1).traffic(NAMES).reconciled(NAMES).anomaly("lost", "id-1", "orders")
+    tables.is_reconciled = False
+    tables.write(tmp_path)
     found = answer(tmp_path)
     assert (found["reconciliation"], found["anomalies"]) == (None, {"count": 0, "shown": []})
     assert (found["verdict"]["word"], found["verdict"]["valid"], found["verdict"]["verdict"]) == (
@@ -251,12 +256,12 @@ def test_no_summary_without_reconciliation_despite_old_tables(tmp_path: Path) ->
     )
 
 
-def test_time_without_rows_is_not_billed_in_any_period(tmp_path: Path) -> None:
-    Made().traffic(NAMES, days=[0, 4]).write(tmp_path)
+def test_time_without_rows_is_never_billed(tmp_path: Path) -> None:
+    SampleTables().traffic(NAMES, days=[0, 4]).write(tmp_path)
 
     def hours(*arguments: str) -> list[str]:
         charges = answer(tmp_path, *arguments)["cost"]["charges"]
-        return [one["quantity"] for one in charges if one["item"] == "base"]
+        return [charge["quantity"] for charge in charges if charge["item"] == "base"]
 
     assert hours() == ["48"]
     assert hours("--since", "2026-10-01", "--until", "2027-02-01") == ["48"]
@@ -267,7 +272,7 @@ def test_time_without_rows_is_not_billed_in_any_period(tmp_path: Path) -> None:
 
 def test_results_are_read_from_a_url_with_storage_options(tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}-{id(tmp_path)}/ledger-results"
-    Made(days=1).traffic(NAMES).judged(NAMES).write(url)
+    SampleTables(days=1).traffic(NAMES).reconciled(NAMES).write(url)
     found = answer(url, "--storage-option", "anon=true", "--storage-option", 'client_kwargs={"endpoint_url": "x"}')
     assert (found["verdict"]["verdict"], found["source"]["results"]) == ("valid", url)
     assert answer(url.removesuffix("-results"))["source"]["results"] == url
@@ -292,7 +297,7 @@ def test_storage_option_given_twice_is_refused(store: Path) -> None:
     assert "--storage-option key must be given only once" in text
 
 
-def test_file_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -> None:
+def test_unwritable_file_is_named(store: Path, tmp_path: Path) -> None:
     assert f"{tmp_path / 'no' / 'report.html'}: No such file" in refused(
         1, store, "--html", tmp_path / "no/report.html"
     )
@@ -300,7 +305,7 @@ def test_file_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_spark_and_the_sdk_are_not_imported(store: Path, tmp_path: Path) -> None:
+def test_report_imports_neither_spark_nor_the_sdk(store: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from twinbus.cli.main import app;"
         f"r = CliRunner().invoke(app, ['report', {str(store)!r}, '--html', {str(tmp_path / 'r.html')!r}]);"
@@ -310,7 +315,7 @@ def test_spark_and_the_sdk_are_not_imported(store: Path, tmp_path: Path) -> None
     assert done.stdout == "0 []\n", done.stderr
 
 
-def test_without_jinja2_only_html_fails_and_says_what_to_install(
+def test_without_jinja2_only_html_fails_and_names_the_extra(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("jinja2", "twinbus.report.render.html"):

@@ -1,4 +1,4 @@
-"""The bill: tiers across both namespaces, what pairing adds, and that nothing is lost in between."""
+"""Tests the bill: steps across both namespaces, the part of pairing, and exact sums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOOK = load_prices()
 NOVEMBER, DECEMBER = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
 M = 1_000_000
 
-#: Steps so near to each other that small numbers cross them.
+#: A scale with small steps, so that small numbers cross them.
 SMALL_BOOK = parse_prices(
     """
 currency = "EUR"
@@ -43,7 +43,7 @@ def november(usage: list[Usage], book: PriceBook = BOOK, **changes: Any) -> Bill
 
 
 def sides(found: Bill, item: Item) -> list[tuple[Decimal, Decimal]]:
-    return [(one.application, one.pairing) for one in found.charges if one.item is item]
+    return [(charge.application, charge.pairing) for charge in found.charges if charge.item is item]
 
 
 def amounts(*pairs: tuple[str, str]) -> list[tuple[Decimal, Decimal]]:
@@ -60,7 +60,7 @@ usages = st.lists(
 # ---- tiers ----
 
 
-def test_the_tiers_are_reckoned_across_both_namespaces() -> None:
+def test_steps_apply_to_both_namespaces_together() -> None:
     found = november([used(10 * M), used(4 * M, namespace=SECONDARY)])
     assert found.charges[0].quantity == 14 * M
     assert found.charges[0].total == Decimal("0.80")
@@ -69,22 +69,22 @@ def test_the_tiers_are_reckoned_across_both_namespaces() -> None:
 def test_namespaces_of_two_subscriptions_each_have_their_included_operations() -> None:
     usage = [used(10 * M), used(4 * M, namespace=SECONDARY)]
     found = november(usage, is_one_subscription=False)
-    assert [one.total for one in found.charges if one.item is Item.OPERATIONS] == [0, 0]
+    assert [charge.total for charge in found.charges if charge.item is Item.OPERATIONS] == [0, 0]
 
 
-def test_the_tiers_start_anew_every_month() -> None:
+def test_steps_start_again_every_month() -> None:
     usage = [used(13 * M), used(13 * M, day=30), used(13 * M, stage=Stage.DIRECT)._replace(day=date(2026, 12, 1))]
     found = bill(usage, BOOK, Contract(), since=NOVEMBER, until=datetime(2027, 1, 1, tzinfo=UTC))
-    operations = [one for one in found.charges if one.item is Item.OPERATIONS]
-    assert [(one.month.month, one.total) for one in operations] == [(11, Decimal("10.4")), (12, 0)]
+    operations = [charge for charge in found.charges if charge.item is Item.OPERATIONS]
+    assert [(operation.month.month, operation.total) for operation in operations] == [(11, Decimal("10.4")), (12, 0)]
 
 
 @given(usages)
 def test_a_small_bill_equals_a_loop_over_its_operations(usage: list[Usage]) -> None:
     found = november(usage, SMALL_BOOK)
-    application = sum(one.operations for one in usage if one.stage not in PAIRING_STAGES)
+    application = sum(row.operations for row in usage if row.stage not in PAIRING_STAGES)
     prices = []
-    for number in range(1, 1 + sum(one.operations for one in usage)):
+    for number in range(1, 1 + sum(row.operations for row in usage)):
         prices.append(
             Decimal(0 if number <= 5 else "0.000003" if number <= 20 else "0.000002" if number <= 70 else "0.0000007")
         )
@@ -109,7 +109,7 @@ def test_more_usage_never_costs_less(usage: list[Usage], more: list[Usage]) -> N
 # ---- what pairing adds ----
 
 
-def test_the_application_comes_first_and_pairing_pays_what_the_month_costs_more() -> None:
+def test_application_comes_first_and_pairing_pays_the_increase() -> None:
     found = november([used(12 * M), used(2 * M, Stage.BACKLOG_SEND), used(1 * M, Stage.POLL)])
     assert sides(found, Item.OPERATIONS) == amounts(("0", "1.6"))
 
@@ -119,7 +119,7 @@ def test_within_the_included_operations_pairing_adds_nothing() -> None:
     assert (found.application, found.pairing) == (Decimal("9.677520"), 0)
 
 
-def test_a_stage_pays_its_part_of_what_its_side_pays() -> None:
+def test_stage_has_its_share_of_its_side() -> None:
     usage = [used(13 * M), used(3 * M, Stage.BACKLOG_RECEIVE), used(1 * M, Stage.PING)]
     found = november(usage)
     assert [line.amount for line in found.lines] == [0, Decimal("2.4"), Decimal("0.8")]
@@ -148,26 +148,28 @@ def test_premium_does_not_charge_for_operations_and_basic_for_all() -> None:
     assert november(usage, primary="basic", secondary="basic").charges[0].total == Decimal("5.05")
 
 
-def test_an_hour_that_has_begun_is_paid_and_no_more() -> None:
+def test_started_hours_are_charged_and_no_more() -> None:
     until = NOVEMBER + timedelta(hours=5, microseconds=1)
     found = bill([], BOOK, Contract(), since=NOVEMBER, until=until)
-    assert [(one.quantity, one.total) for one in found.charges if one.item is Item.BASE] == [(6, Decimal("0.080646"))]
+    assert [(charge.quantity, charge.total) for charge in found.charges if charge.item is Item.BASE] == [
+        (6, Decimal("0.080646"))
+    ]
 
 
-def test_included_operations_are_not_less_in_a_part_of_a_month() -> None:
+def test_part_of_a_month_has_all_included_operations() -> None:
     found = bill([used(13 * M)], BOOK, Contract(), since=NOVEMBER, until=NOVEMBER + timedelta(days=1))
     assert sides(found, Item.OPERATIONS) == amounts(("0", "0"))
 
 
-def test_connections_are_paid_for_the_part_of_the_month_and_pairing_for_its_own() -> None:
+def test_connections_are_prorated_and_pairing_pays_its_own() -> None:
     connections = Connections({PRIMARY: Decimal(900)}, {SECONDARY: Decimal(300)})
     assert sides(november([], connections=connections), Item.CONNECTIONS) == amounts(("0", "6.00"))
     half = NOVEMBER + timedelta(days=15)
     found = bill([], BOOK, Contract(), since=NOVEMBER, until=half, connections=connections)
-    assert [one.total for one in found.charges if one.item is Item.CONNECTIONS] == [3]
+    assert [charge.total for charge in found.charges if charge.item is Item.CONNECTIONS] == [3]
 
 
-def test_transfer_is_paid_by_the_gb_if_somebody_has_said_what_it_costs() -> None:
+def test_transfer_is_charged_by_the_gb_if_it_has_a_price() -> None:
     usage = [used(1, Stage.BACKLOG_SEND, namespace=SECONDARY, transferred=1_500_000_000)]
     assert sides(november(usage), Item.TRANSFER) == []
     book = parse_prices('transfer_per_gb = 0.02\ncurrency = "USD"\ndate = 2026-01-02\nsource = "x"\n[tiers.standard]')
@@ -179,12 +181,12 @@ def test_transfer_is_paid_by_the_gb_if_somebody_has_said_what_it_costs() -> None
 # ---- periods ----
 
 
-def test_months_are_those_of_utc() -> None:
+def test_months_are_in_utc() -> None:
     east = timezone(timedelta(hours=3))
     found = bill(
         [], BOOK, Contract(), since=datetime(2026, 11, 1, tzinfo=east), until=datetime(2026, 11, 2, tzinfo=east)
     )
-    bases = [(one.month, one.quantity) for one in found.charges if one.item is Item.BASE]
+    bases = [(charge.month, charge.quantity) for charge in found.charges if charge.item is Item.BASE]
     assert bases == [(date(2026, 10, 1), 3), (date(2026, 11, 1), 21)]
 
 
@@ -196,7 +198,7 @@ def test_months_are_those_of_utc() -> None:
         (NOVEMBER, NOVEMBER, "until must be later than since"),
     ],
 )
-def test_what_is_no_period_is_refused(since: datetime, until: datetime, error: str) -> None:
+def test_invalid_period_is_refused(since: datetime, until: datetime, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         bill([], BOOK, Contract(), since=since, until=until)
 
@@ -218,23 +220,23 @@ def test_a_contract_out_of_bounds_is_refused() -> None:
 
 
 @given(st.decimals(0, 10**9, places=18), st.lists(st.integers(0, 10**12), min_size=1, max_size=20))
-def test_shares_add_up_exactly_and_nobody_pays_a_negative_one(total: Decimal, weights: list[int]) -> None:
+def test_shares_add_up_exactly_and_are_never_negative(total: Decimal, weights: list[int]) -> None:
     if not any(weights):
         assert share(total, weights) == [0] * len(weights)
         return
     shares = share(total, weights)
-    assert sum((Decimal(one).scaleb(18).to_integral_exact() for one in shares), Decimal(0)) == total.scaleb(18)
+    assert sum((Decimal(amount).scaleb(18).to_integral_exact() for amount in shares), Decimal(0)) == total.scaleb(18)
     for amount, weight in zip(shares, weights, strict=True):
         assert amount >= 0
         exact = total * weight / sum(weights)
         assert abs(amount - exact) <= Decimal("0.00000000002")
 
 
-def test_what_is_too_small_to_share_is_not_shared_out_twice() -> None:
+def test_amount_too_small_to_divide_is_given_once() -> None:
     assert share(Decimal("0.0000000000024"), [1, 1, 1, 1]) == [Decimal("0.0000000000024"), 0, 0, 0]
 
 
-def test_a_whole_is_not_rounded() -> None:
+def test_whole_amount_is_not_rounded() -> None:
     amount = Decimal("0.123456789012345678")
     assert prorated(amount, 720, 720) == amount
     assert prorated(amount, 360, 720) == Decimal("0.061728394506")

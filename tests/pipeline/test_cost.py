@@ -1,4 +1,4 @@
-"""Bills from the table `usage`."""
+"""Tests bills from the table `usage`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.ledger_files import HOUR, START, an_operation
-from tests.pipeline.report.made import moment
+from tests.pipeline.report.sample_tables import moment
 from tests.tables.result_files import table_of
 
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
@@ -28,14 +28,16 @@ BOOK = load_prices()
 
 
 def table(operations: Sequence[Operation]) -> pa.Table:
-    """The table `usage`, counted row by row."""
+    """Return the table `usage`, counted row by row."""
     groups: defaultdict[tuple[Any, ...], list[Operation]] = defaultdict(list)
-    for one in operations:
-        entity = one.destination or one.entity
-        groups[one.ts // HOUR, one.namespace, entity, one.operation, one.stage, one.outcome].append(one)
+    for operation in operations:
+        entity = operation.destination or operation.entity
+        groups[
+            operation.ts // HOUR, operation.namespace, entity, operation.operation, operation.stage, operation.outcome
+        ].append(operation)
     rows = []
     for (hour, namespace, entity, operation, stage, outcome), group in groups.items():
-        units = sum(billed_units(operation, stage, outcome, size=one.bytes, count=one.count) for one in group)
+        units = sum(billed_units(operation, stage, outcome, size=row.bytes, count=row.count) for row in group)
         is_moved = is_transferred(namespace, operation, outcome)
         codes = {"namespace": namespace, "operation": operation, "stage": stage, "outcome": outcome}
         rows.append(
@@ -45,9 +47,9 @@ def table(operations: Sequence[Operation]) -> pa.Table:
                 "entity": entity,
                 **{name: word_of(code) for name, code in codes.items()},
                 "units": units,
-                "transferred": sum(one.bytes for one in group) if is_moved else 0,
-                "first_time": moment(min(one.ts for one in group)),
-                "last_time": moment(max(one.ts for one in group)),
+                "transferred": sum(row.bytes for row in group) if is_moved else 0,
+                "first_time": moment(min(row.ts for row in group)),
+                "last_time": moment(max(row.ts for row in group)),
             }
         )
     return table_of(USAGE, rows)
@@ -69,9 +71,9 @@ operations = st.builds(
 
 @settings(deadline=None)
 @given(rows=st.lists(operations, max_size=30), subscriptions=st.integers(0, 3))
-def test_usage_from_the_table_is_that_of_the_operations(rows: list[Operation], subscriptions: int) -> None:
+def test_usage_from_the_table_equals_usage_of_the_operations(rows: list[Operation], subscriptions: int) -> None:
     # A send to a topic is recorded at the primary; copies of other namespaces do not exist.
-    rows = [one for one in rows if one.namespace is NamespaceRole.PRIMARY or one.entity == "orders"]
+    rows = [row for row in rows if row.namespace is NamespaceRole.PRIMARY or row.entity == "orders"]
     assert usages(table(rows), {"events": subscriptions}) == usage_of(rows, {"events": subscriptions})
 
 
@@ -81,8 +83,8 @@ def test_no_hour_is_billed_on_a_day_without_rows(rows: list[Operation], since: i
     start = moment(START) + timedelta(hours=since)
     whole = cost_of(table(rows), BOOK, Contract())
     part = cost_of(table(rows), BOOK, Contract(), period=Period(start, start + timedelta(hours=hours)))
-    first, last = min(one.ts for one in rows) // HOUR, max(one.ts for one in rows) // HOUR
-    days = {one.ts // (24 * HOUR) for one in rows}
+    first, last = min(row.ts for row in rows) // HOUR, max(row.ts for row in rows) // HOUR
+    days = {row.ts // (24 * HOUR) for row in rows}
     covered = [hour for hour in range(first, last + 1) if hour // 24 in days]
     asked = START // HOUR + since
     assert base_hours(whole) == len(covered)
@@ -90,23 +92,23 @@ def test_no_hour_is_billed_on_a_day_without_rows(rows: list[Operation], since: i
 
 
 def base_hours(bill: Bill) -> int:
-    return int(sum((one.quantity for one in bill.charges if one.item is Item.BASE), Decimal(0)))
+    return int(sum((charge.quantity for charge in bill.charges if charge.item is Item.BASE), Decimal(0)))
 
 
 def test_a_month_without_rows_has_no_charges() -> None:
     rows = [an_operation(START), an_operation(START + 70 * 24 * HOUR)]
     found = cost_of(table(rows), BOOK, Contract())
-    assert {one.month for one in found.charges} == {moment(row.ts).date().replace(day=1) for row in rows}
+    assert {charge.month for charge in found.charges} == {moment(row.ts).date().replace(day=1) for row in rows}
 
 
-def test_nothing_used_costs_nothing() -> None:
+def test_empty_usage_costs_nothing() -> None:
     assert period_of(table([])) is None
     assert cost_of(table([]), BOOK, Contract()) == Bill([], [])
     later = Period.of_days(date(2030, 1, 1))
     assert cost_of(table([an_operation(START)]), BOOK, Contract(), period=later) == Bill([], [])
 
 
-def test_a_period_is_of_whole_hours_and_its_rows_are_those_of_its_hours() -> None:
+def test_period_has_whole_hours_and_their_rows() -> None:
     usage = table([an_operation(START + 5), an_operation(START + HOUR), an_operation(START + 30 * HOUR)])
     start = moment(START)
     assert period_of(usage) == Period(start, start + timedelta(hours=31))
@@ -115,7 +117,7 @@ def test_a_period_is_of_whole_hours_and_its_rows_are_those_of_its_hours() -> Non
     assert hours_within(usage, middle)["hour"].to_pylist() == [start + timedelta(hours=1)]
 
 
-def test_rows_with_codes_of_a_later_release_are_left_out() -> None:
+def test_rows_with_codes_of_a_later_release_are_ignored() -> None:
     usage = table([an_operation(START)])
     for name in ("namespace", "stage"):
         later = usage.set_column(usage.schema.get_field_index(name), name, pa.array(["code_25"]))
@@ -128,7 +130,7 @@ def test_a_number_of_subscriptions_out_of_bounds_is_refused() -> None:
         usages(table([]), {"events": -1})
 
 
-def test_periods_overlap_or_do_not() -> None:
+def test_common_hours_of_two_periods() -> None:
     first = Period(datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 3, tzinfo=UTC))
     assert first.within(Period.of_days(date(2026, 11, 2), date(2026, 11, 9))) == Period.of_days(date(2026, 11, 2))
     assert first.within(Period.of_days(date(2026, 11, 3))) is None

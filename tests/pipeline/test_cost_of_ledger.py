@@ -1,4 +1,4 @@
-"""The documents' own figures, and bills, from ledgers that were recorded."""
+"""Tests bills of recorded ledgers, and the figures in the documentation."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ QUEUE = "contoso/x-servicebus-transfer/4"
 
 
 def _usage(spark: SparkSession, ledger: Path) -> pa.Table:
-    """The table `usage` of a ledger."""
+    """Return the table `usage` of a ledger."""
     run_pipeline(spark, ledger, reconcile=False, now=datetime(2026, 12, 1, tzinfo=UTC))
     return open_results(str(ledger)).read(USAGE)
 
 
 @pytest.fixture(scope="module")
 def month(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> pa.Table:
-    """Thirty days, in which ten backlog queues are polled every quarter of an hour."""
+    """Return thirty days in which ten backlog queues are polled every 15 minutes."""
     ledger = tmp_path_factory.mktemp("month") / "ledger"
     generate(ledger, MONTH)
     return _usage(spark, ledger)
@@ -55,8 +55,8 @@ def test_ten_queues_are_polled_40_times_an_hour_960_a_day_and_28800_in_30_days(m
     assert set(by_hour.values()) == {40}
     assert len(by_hour) == 24 * 30
     by_day: Counter[date] = Counter()
-    for one in usages(month):
-        by_day[one.day] += one.operations if one.stage is Stage.POLL else 0
+    for row in usages(month):
+        by_day[row.day] += row.operations if row.stage is Stage.POLL else 0
     assert set(by_day.values()) == {960}
     assert by_day.total() == 28_800
 
@@ -74,9 +74,9 @@ def test_an_entity_is_pinged_once_a_minute_by_each_client(month: pa.Table) -> No
 
 def test_a_month_has_one_bill_and_its_two_sides_add_up(month: pa.Table) -> None:
     found = cost_of(month, load_prices(), Contract())
-    operations = next(one for one in found.charges if one.item is Item.OPERATIONS)
-    assert operations.quantity == sum(one.operations for one in usages(month))
-    base = next(one for one in found.charges if one.item is Item.BASE)
+    operations = next(charge for charge in found.charges if charge.item is Item.OPERATIONS)
+    assert operations.quantity == sum(row.operations for row in usages(month))
+    base = next(charge for charge in found.charges if charge.item is Item.BASE)
     assert (base.quantity, base.total) == (720, Decimal("0.013441") * 720)
     assert found.application + found.pairing == found.total
 
@@ -85,13 +85,13 @@ def test_a_period_has_the_bill_of_its_hours(month: pa.Table) -> None:
     whole = period_of(month)
     assert whole == Period(datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC))
     day = Period(datetime(2026, 11, 3, 6, tzinfo=UTC), datetime(2026, 11, 4, 6, tzinfo=UTC))
-    polls = [one for one in usages(hours_within(month, day)) if one.stage is Stage.POLL]
-    assert sum(one.operations for one in polls) == 960
-    assert {one.day for one in polls} == {date(2026, 11, 3), date(2026, 11, 4)}
+    polls = [row for row in usages(hours_within(month, day)) if row.stage is Stage.POLL]
+    assert sum(row.operations for row in polls) == 960
+    assert {row.day for row in polls} == {date(2026, 11, 3), date(2026, 11, 4)}
 
 
 def _diverted(number: int, ts: int, size: int) -> list[Operation]:
-    """A message on its way through the backlog, as pairing, syphon and receiver record it."""
+    """Return the rows of a message that goes through the backlog, from pairing, syphon and receiver."""
     secondary, done = NamespaceRole.SECONDARY, Outcome.DONE
     facts = {"message_id": f"m-{number}", "destination": "events", "outcome": done}
     backlog = {**facts, "namespace": secondary, "entity": QUEUE, "backlog_queue": QUEUE}
@@ -107,27 +107,25 @@ def _diverted(number: int, ts: int, size: int) -> list[Operation]:
     ]
 
 
-def test_a_diverted_message_passes_four_stages_and_the_first_two_are_pairings(
-    tmp_path: Path, spark: SparkSession
-) -> None:
+def test_diverted_message_passes_four_stages_of_which_pairing_pays_two(tmp_path: Path, spark: SparkSession) -> None:
     rows = [row for number in range(5) for row in _diverted(number, START + number * HOUR, 96 * 1024)]
     with LedgerWriter(tmp_path / "ledger") as writer:
         for row in rows:
             writer.record(row)
     table = _usage(spark, tmp_path / "ledger")
     found = usages(table)
-    stages = {one.stage for one in found}
+    stages = {row.stage for row in found}
     assert stages == {Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE, Stage.PRIMARY_SEND, Stage.PRIMARY_RECEIVE}
-    assert {one.stage for one in found if one.is_pairing} == {Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE}
+    assert {row.stage for row in found if row.is_pairing} == {Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE}
     # Of 96 KB each: two units for each send and receive, and one for each complete.
-    assert Counter({one.stage: one.operations for one in found}) == Counter(
+    assert Counter({row.stage: row.operations for row in found}) == Counter(
         {Stage.BACKLOG_SEND: 10, Stage.BACKLOG_RECEIVE: 15, Stage.PRIMARY_SEND: 10, Stage.PRIMARY_RECEIVE: 15}
     )
-    assert sum(one.transferred for one in found) == 2 * 5 * 96 * 1024
+    assert sum(row.transferred for row in found) == 2 * 5 * 96 * 1024
     subscriptions = {"Events": 3}
     with_copies = usages(table, subscriptions)
     assert with_copies == usage_of(rows, subscriptions)
-    assert {one.stage: one.operations for one in with_copies}[Stage.PRIMARY_SEND] == 40
+    assert {row.stage: row.operations for row in with_copies}[Stage.PRIMARY_SEND] == 40
     hours = {datetime(2026, 11, 1, hour, tzinfo=UTC) for hour in range(5)}
     assert {row["hour"] for row in table.to_pylist()} == hours
 

@@ -1,4 +1,4 @@
-"""The estimate, and the documents' own figures."""
+"""Tests the estimate, and the figures in the documentation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_ten_queues_are_40_receives_an_hour_960_a_day_and_28800_in_30_days() -> 
     assert operations(backlog_queues=10)[Stage.POLL] == 28_800
 
 
-def test_a_poll_of_two_minutes_is_as_dear_as_the_legacy_clients() -> None:
+def test_poll_of_two_minutes_costs_as_much_as_that_of_the_legacy_client() -> None:
     assert polls_within(Scenario(poll=120), 30 * DAY) == 216_000
 
 
@@ -101,7 +101,7 @@ def test_the_defaults_are_those_of_a_pairing() -> None:
     failover_interval=st.integers(0, 600),
     ping_interval=st.integers(1, 600),
 )
-def test_pings_and_the_time_of_diverting_are_those_of_the_state_machine(
+def test_pings_and_diverting_time_match_the_state_machine(
     outage: int, failover_interval: int, ping_interval: int
 ) -> None:
     scenario = Scenario(outage=outage, failover_interval=failover_interval, ping_interval=ping_interval)
@@ -172,7 +172,7 @@ def test_the_secondary_bounds_the_drain_into_premium() -> None:
     assert (found.limited_by, found.rate, found.seconds) == ("secondary", 1_000, 10)
 
 
-def test_premium_has_no_throttle_that_could_be_reckoned_with() -> None:
+def test_premium_has_no_known_throttle() -> None:
     found = drain(Contract(primary="premium", secondary="premium"), messages=10_000)
     assert (found.limited_by, found.rate, found.seconds, found.never) == (None, None, None, False)
 
@@ -218,14 +218,14 @@ def test_transfer_counts_what_crosses_the_regions_twice() -> None:
 
 def test_thousands_of_connections_are_paid_for() -> None:
     found = estimate(Scenario(clients=100, entities=20, syphons=2), BOOK)
-    [connections] = [one for one in found.bill.charges if one.item == "connections"]
+    [connections] = [charge for charge in found.bill.charges if charge.item == "connections"]
     assert (connections.quantity, connections.application, connections.pairing) == (2_020, 30, Decimal("0.6"))
 
 
 # ---- what is said and refused ----
 
 
-def test_what_would_not_work_is_said() -> None:
+def test_warnings_name_what_would_not_work() -> None:
     found = estimate(Scenario(rate=1_500, outage=11 * HOUR, size=300_000, entities=600, clients=10), BOOK)
     assert [text.split(":")[0].split(",")[0] for text in found.warnings] == [
         "a message of 300",
@@ -264,6 +264,6 @@ def test_a_scenario_out_of_bounds_is_refused_with_the_field_and_its_bound(fields
 
 
 @pytest.mark.parametrize("fields", [{"rate": 0.5}, {"outage": True}, {"entities": Decimal(1)}, {"days": None}])
-def test_floats_and_other_things_are_refused(fields: dict[str, Any]) -> None:
+def test_floats_and_other_types_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=f"{next(iter(fields))} must be a whole number"):
         Scenario(**fields)

@@ -1,4 +1,4 @@
-"""Percentiles from buckets."""
+"""Tests percentiles from histogram buckets."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_less_than_a_microsecond_counts_as_one() -> None:
 
 
 @pytest.mark.parametrize("part", [-0.1, 1.1])
-def test_a_part_is_from_zero_to_one(part: float) -> None:
+def test_part_must_be_from_zero_to_one(part: float) -> None:
     with pytest.raises(ValueError, match="part must be from 0 to 1"):
         percentile({1: 1}, part)
 
 
-def test_of_nothing_there_is_no_percentile() -> None:
-    with pytest.raises(ValueError, match="nothing"):
+def test_percentile_of_empty_buckets_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not be empty"):
         percentile({}, 0.5)
 
 
@@ -45,9 +45,9 @@ def _table(*rows: tuple[str, str, str, int, int]) -> pa.Table:
     return table_of(LATENCY, found)
 
 
-def test_there_are_percentiles_of_each_entity_and_of_all() -> None:
+def test_percentiles_exist_for_each_entity_and_for_all() -> None:
     found = percentiles(_table(("orders", "direct", "send", 50, 9), ("bills", "direct", "send", 90, 1)))
-    assert [(one.entity, one.count) for one in found] == [(None, 10), ("bills", 1), ("orders", 9)]
+    assert [(row.entity, row.count) for row in found] == [(None, 10), ("bills", 1), ("orders", 9)]
     everything = found[0]
     assert everything.p90_us == pytest.approx(1.1**50.5, rel=0.05)
     assert everything.p99_us == pytest.approx(1.1**90.5, rel=0.05)
@@ -62,7 +62,7 @@ def test_no_percentile_is_above_the_longest() -> None:
 
 def test_percentiles_are_in_the_order_of_entities_and_codes() -> None:
     rows = [("b", "ping", "ping", 5, 1), ("b", "direct", "send", 5, 1), ("a", "poll", "poll", 5, 1)]
-    found = [(one.entity, one.stage.name) for one in percentiles(_table(*rows)) if one.entity]
+    found = [(row.entity, row.stage.name) for row in percentiles(_table(*rows)) if row.entity]
     assert found == [("a", "POLL"), ("b", "DIRECT"), ("b", "PING")]
 
 

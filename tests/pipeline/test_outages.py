@@ -1,4 +1,4 @@
-"""Outages from what happened minute by minute."""
+"""Tests how outages are found in events by minute."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pipeline.report.made import moment
+from tests.pipeline.report.sample_tables import moment
 from tests.tables.result_files import table_of
 
 from twinbus.ledger.schema import pa
-from twinbus.report.outages import HOUR_US, MINUTE_US, Outage, outages_of
+from twinbus.report.outages import HOUR_US, MINUTE_US, Outage, outages_and_forced_failovers, outages_of
 from twinbus.tables.activity import ActivityKind
 from twinbus.tables.histogram import bucket_of
 from twinbus.tables.table_schemas import ACTIVITY, BACKLOG_TIME
@@ -25,7 +25,7 @@ H = ActivityKind
 def _activity(
     *events: tuple[float, ActivityKind] | tuple[float, ActivityKind, int], entity: str = "orders"
 ) -> pa.Table:
-    """Events at minutes after noon; each a single one unless a number is given."""
+    """Return events at minutes after noon; each counts once unless a number is given."""
     rows: dict[tuple[int, str], dict[str, object]] = {}
     for minute, kind, *number in events:
         at = NOON + round(minute * MINUTE_US)
@@ -81,77 +81,77 @@ def test_an_outage_is_suspected_failed_over_recovered_and_drained() -> None:
     assert (found.diverted, found.moved, found.pings, found.failed_sends) == (5, 5, 3, 2)
 
 
-def test_a_failure_that_led_to_nothing_is_no_outage() -> None:
+def test_failure_without_diversion_or_ping_is_not_an_outage() -> None:
     assert outages_of(_activity((0, H.FAILED_SEND), (30, H.FAILED_SEND, 4))) == []
 
 
-def test_a_failure_long_before_the_first_diverted_message_does_not_begin_the_outage() -> None:
+def test_failure_long_before_the_first_diversion_does_not_begin_the_outage() -> None:
     found = outages_of(_activity((0, H.FAILED_SEND), (9.5, H.FAILED_SEND), (9.6, H.DIVERTED), (10, H.PING)))
     assert _only(found).suspected_at == _at(9.5)
 
 
-def test_where_nothing_is_diverted_before_failover_the_failures_that_follow_each_other_begin_it() -> None:
+def test_without_diversion_consecutive_failures_begin_the_outage() -> None:
     events = [(0.0, H.FAILED_SEND), (20.0, H.FAILED_SEND), (22.0, H.FAILED_SEND), (23.0, H.FAILED_PING), (24.0, H.PING)]
     found = _only(outages_of(_activity(*events)))
     assert (found.suspected_at, found.failed_over_at) == (_at(20), _at(23))
 
 
-def test_clients_recover_one_after_the_other_and_the_last_counts() -> None:
+def test_outage_ends_when_the_last_client_recovers() -> None:
     found = outages_of(_activity((0, H.FAILED_PING), (1, H.PING), (1.5, H.DIVERTED), (1.9, H.PING)))
     assert _only(found).recovered_at == _at(1.9)
 
 
-def test_what_comes_after_calm_is_another_outage() -> None:
+def test_signs_after_calm_are_another_outage() -> None:
     found = outages_of(
         _activity((0, H.FAILED_PING), (1, H.PING), (2, H.MOVED), (20, H.FAILED_PING), (21, H.PING), (22, H.MOVED))
     )
-    assert [one.suspected_at for one in found] == [_at(0), _at(20)]
-    assert [one.pings for one in found] == [2, 2]
+    assert [outage.suspected_at for outage in found] == [_at(0), _at(20)]
+    assert [outage.pings for outage in found] == [2, 2]
 
 
-def test_pings_that_fail_half_an_hour_apart_belong_to_one_outage() -> None:
+def test_failed_pings_half_an_hour_apart_are_one_outage() -> None:
     found = outages_of(_activity((0, H.FAILED_PING), (30, H.FAILED_PING), (60, H.FAILED_PING), (90, H.PING)))
     assert _only(found).recovered_at == _at(90)
 
 
-def test_an_outage_without_a_ping_that_got_through_is_not_over() -> None:
+def test_outage_without_a_successful_ping_is_not_over() -> None:
     assert _only(outages_of(_activity((0, H.FAILED_PING), (1, H.DIVERTED)))).recovered_at is None
 
 
-def test_a_drain_is_not_done_while_messages_are_left() -> None:
+def test_drain_is_open_while_messages_are_left() -> None:
     found = _only(outages_of(_activity((0, H.DIVERTED, 3), (1, H.PING), (2, H.COMPLETED, 2))))
     assert (found.moved, found.drained_at) == (2, None)
 
 
-def test_dead_letters_are_not_moved_but_leave_the_backlog() -> None:
+def test_dead_letters_leave_the_backlog_without_being_moved() -> None:
     events = [(0.0, H.DIVERTED, 4), (1.0, H.PING), (2.0, H.COMPLETED, 1), (2.5, H.EXPIRED, 2), (3.0, H.POISON, 1)]
     found = _only(outages_of(_activity(*events)))  # type: ignore[arg-type]
     assert (found.moved, found.expired, found.poison, found.drained_at) == (1, 2, 1, _at(3))
 
 
-def test_rows_of_completes_that_a_killed_syphon_has_lost_do_not_keep_a_drain_open() -> None:
+def test_lost_rows_of_completes_do_not_keep_a_drain_open() -> None:
     found = _only(outages_of(_activity((0, H.DIVERTED, 3), (1, H.PING), (2, H.MOVED, 4), (2.1, H.COMPLETED, 1))))
     assert (found.moved, found.drained_at) == (3, _at(2.1))
 
 
-def test_with_links_instead_of_pings_failover_is_when_attempts_end_and_recovery_when_diverting_ends() -> None:
+def test_with_link_probes_failover_follows_the_last_attempt_and_recovery_the_last_diversion() -> None:
     found = _only(outages_of(_activity((0, H.FAILED_SEND), (0.1, H.DIVERTED), (1, H.FAILED_SEND), (9, H.DIVERTED))))
     assert (found.failed_over_at, found.recovered_at) == (_at(1), _at(9))
 
 
-def test_a_suspicion_that_passed_has_no_failover() -> None:
+def test_suspicion_that_passed_has_no_failover() -> None:
     found = _only(outages_of(_activity((0, H.FAILED_SEND), (0.1, H.DIVERTED), (0.2, H.MOVED), (0.3, H.COMPLETED))))
     assert (found.failed_over_at, found.drained_at) == (None, _at(0.3))
 
 
-def test_entities_have_outages_of_their_own() -> None:
+def test_each_entity_has_its_own_outages() -> None:
     table = pa.concat_tables(
         [_activity((0, H.PING), entity="orders"), _activity((1, H.PING), (2, H.DIVERTED), entity="bills")]
     )
-    assert [(one.entity, one.diverted) for one in outages_of(table)] == [("orders", 0), ("bills", 1)]
+    assert [(outage.entity, outage.diverted) for outage in outages_of(table)] == [("orders", 0), ("bills", 1)]
 
 
-def test_time_in_the_backlog_is_that_of_messages_that_were_moved() -> None:
+def test_time_in_the_backlog_counts_moved_messages_only() -> None:
     wait = 90 * SECOND
     noon, orders, moved = moment(NOON), {"entity": "orders"}, {"state": "moved"}
     rows = [
@@ -167,11 +167,11 @@ def test_time_in_the_backlog_is_that_of_messages_that_were_moved() -> None:
     assert found.to_json()["backlog_seconds_max"] == 90
 
 
-def test_kinds_of_a_later_release_are_left_out() -> None:
+def test_kinds_of_a_later_release_are_ignored() -> None:
     table = _activity((0, H.DIVERTED), (1, H.PING))
     kinds = pa.array(["code_25" if kind == "ping" else kind for kind in table["kind"].to_pylist()])
     later = table.set_column(table.schema.get_field_index("kind"), "kind", kinds)
-    assert _only(outages_of(later)).pings == 0
+    assert _only(outages_and_forced_failovers(later)).pings == 0
 
 
 events = st.tuples(
@@ -180,17 +180,18 @@ events = st.tuples(
 
 
 @given(given_events=st.lists(events, max_size=40))
-def test_outages_are_apart_in_order_and_nothing_is_counted_twice(
+def test_outages_are_disjoint_and_sorted_and_count_every_event_once(
     given_events: list[tuple[float, ActivityKind, int]],
 ) -> None:
     table = _activity(*given_events)
-    found = outages_of(table)
-    assert sum(one.diverted for one in found) == sum(n for _, kind, n in given_events if kind is H.DIVERTED)
+    found = outages_and_forced_failovers(table)
+    assert outages_of(table) == [outage for outage in found if not outage.is_forced]
+    assert sum(outage.diverted for outage in found) == sum(n for _, kind, n in given_events if kind is H.DIVERTED)
     pings = sum(n for _, kind, n in given_events if kind in (H.PING, H.FAILED_PING))
-    assert sum(one.pings for one in found) == pings
-    for one, after in itertools.pairwise(found):
-        assert one.suspected_at < after.suspected_at
-        assert one.recovered_at is None or one.recovered_at <= after.suspected_at
-    for one in found:
-        assert one.failed_over_at is None or one.suspected_at <= one.failed_over_at
-        assert one.recovered_at is None or one.suspected_at <= one.recovered_at
+    assert sum(outage.pings for outage in found) == pings
+    for outage, after in itertools.pairwise(found):
+        assert outage.suspected_at < after.suspected_at
+        assert outage.recovered_at is None or outage.recovered_at <= after.suspected_at
+    for outage in found:
+        assert outage.failed_over_at is None or outage.suspected_at <= outage.failed_over_at
+        assert outage.recovered_at is None or outage.suspected_at <= outage.recovered_at

@@ -1,4 +1,4 @@
-"""The price book: the shipped one to the digit, scales, and what is refused."""
+"""Tests the price book: the shipped prices, scales, and errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ scales = st.composite(lambda draw: Scale(draw(st.sampled_from((1, MILLION))), st
 
 
 def cost_of_one(scale: Scale, number: int) -> Decimal:
-    """What the so-manieth of a month costs alone, counted from 1."""
+    """Return the price of one unit of a month, by its 1-based number."""
     reached = [step for step in scale.steps if number > step.above]
     return reached[-1].price / scale.per if reached else Decimal(0)
 
@@ -55,17 +55,17 @@ def test_the_shipped_book_has_the_prices_of_the_specification_to_the_digit() -> 
     basic, standard, premium = book.tiers.values()
     assert str(standard.base_per_hour) == "0.013441"
     assert standard.operations.included == 13_000_000
-    assert [(one.above, str(one.price)) for one in standard.operations.steps] == [
+    assert [(step.above, str(step.price)) for step in standard.operations.steps] == [
         (13_000_000, "0.80"),
         (100_000_000, "0.50"),
         (2_500_000_000, "0.20"),
     ]
-    assert [(one.above, str(one.price)) for one in standard.connections.steps] == [
+    assert [(step.above, str(step.price)) for step in standard.connections.steps] == [
         (1_000, "0.03"),
         (100_000, "0.025"),
         (500_000, "0.015"),
     ]
-    assert [(one.above, str(one.price)) for one in basic.operations.steps] == [(0, "0.05")]
+    assert [(step.above, str(step.price)) for step in basic.operations.steps] == [(0, "0.05")]
     assert basic.base_per_hour == basic.unit_per_hour == standard.unit_per_hour == premium.base_per_hour == 0
     assert str(premium.unit_per_hour) == "0.9275"
     assert premium.operations.included is None
@@ -80,7 +80,7 @@ def test_the_shipped_book_has_the_quotas_of_the_specification() -> None:
     assert premium.limits.credits_per_second is None
 
 
-def test_what_a_gb_between_regions_costs_is_the_users_to_say() -> None:
+def test_price_of_transfer_is_given_by_the_user() -> None:
     assert load_prices().transfer_per_gb is None
     assert parse_prices("transfer_per_gb = 0.02\n" + LEAST).transfer_per_gb == Decimal("0.02")
 
@@ -98,7 +98,7 @@ def test_what_a_gb_between_regions_costs_is_the_users_to_say() -> None:
         (3_500_000_000, "1469.6"),
     ],
 )
-def test_standard_operations_cost_what_their_steps_say(operations: int, amount: str) -> None:
+def test_standard_operations_cost_the_price_of_their_steps(operations: int, amount: str) -> None:
     assert load_prices().tier("standard").operations.charge(operations) == Decimal(amount)
 
 
@@ -106,7 +106,7 @@ def test_standard_operations_cost_what_their_steps_say(operations: int, amount: 
     ("connections", "amount"),
     [(1_000, "0"), (1_001, "0.03"), (100_000, "2970"), (500_001, "12970.015"), (Decimal("1000.5"), "0.015")],
 )
-def test_standard_connections_cost_what_their_steps_say(connections: int | Decimal, amount: str) -> None:
+def test_standard_connections_cost_the_price_of_their_steps(connections: int | Decimal, amount: str) -> None:
     assert load_prices().tier("standard").connections.charge(connections) == Decimal(amount)
 
 
@@ -114,12 +114,12 @@ def test_standard_connections_cost_what_their_steps_say(connections: int | Decim
 
 
 @given(scales, st.integers(0, 100))
-def test_a_charge_is_the_sum_of_what_each_operation_costs(scale: Scale, quantity: int) -> None:
+def test_charge_is_the_sum_of_the_prices_of_each_operation(scale: Scale, quantity: int) -> None:
     assert scale.charge(quantity) == sum(cost_of_one(scale, number) for number in range(1, quantity + 1))
 
 
 @given(scales, st.integers(0, 100), st.integers(0, 100))
-def test_more_never_costs_less(scale: Scale, quantity: int, more: int) -> None:
+def test_larger_quantity_never_costs_less(scale: Scale, quantity: int, more: int) -> None:
     assert scale.charge(quantity) <= scale.charge(quantity + more)
 
 
@@ -142,7 +142,7 @@ def test_no_quantity_is_rounded(quantity: int) -> None:
 # ---- a book of one's own ----
 
 
-def test_a_book_may_be_as_short_as_this() -> None:
+def test_shortest_valid_book() -> None:
     book = parse_prices(LEAST)
     assert book.tier("standard").operations.charge(10**9) == 0
     assert book.tier("standard").limits.credits_per_second is None
@@ -170,7 +170,10 @@ def test_an_unknown_tier_is_refused_with_the_known_ones() -> None:
         (LEAST.replace("2026-01-02", '"2026-01-02"'), "date must be a date, such as 2026-10-05, not '2026-01-02'"),
         (LEAST.replace("2026-01-02", "2026-01-02T00:00:00Z"), "date must be a date"),
         (LEAST.replace("our contract", ""), "source must be one line of 1 to 500 characters"),
-        ("colour = 1\n" + LEAST, "colour is not known here; there are currency, date, source, transfer_per_gb, tiers"),
+        (
+            "colour = 1\n" + LEAST,
+            "colour is not a known field; known are currency, date, source, transfer_per_gb, tiers",
+        ),
         ("transfer_per_gb = -0.1\n" + LEAST, "transfer_per_gb must be from 0 to 1000000, not -0.1"),
         ("transfer_per_gb = inf\n" + LEAST, "transfer_per_gb must be from 0 to 1000000, not Infinity"),
         ("transfer_per_gb = nan\n" + LEAST, "transfer_per_gb must be from 0 to 1000000, not NaN"),
@@ -184,13 +187,13 @@ def test_an_unknown_tier_is_refused_with_the_known_ones() -> None:
         (LEAST + "operations = [{ above = -1, per_million = 1 }]", "operations[0].above must be a whole number from 0"),
         (LEAST + "operations = [{ per_million = 1 }]", "operations[0].above is missing"),
         (LEAST + "operations = [{ above = 0 }]", "tiers.standard.operations[0].per_million is missing"),
-        (LEAST + "connections = [{ above = 0, each = 1, for = 2 }]", "connections[0].for is not known here"),
+        (LEAST + "connections = [{ above = 0, each = 1, for = 2 }]", "connections[0].for is not a known field"),
         (
             LEAST + "connections = [{ above = 5, each = 1 }, { above = 5, each = 2 }]",
             "tiers.standard.connections[1].above must be more than 5, not 5",
         ),
         (LEAST + "limits = { credits_per_second = 0 }", "limits.credits_per_second must be a whole number from 1 to"),
-        (LEAST + "limits = { speed = 1 }", "tiers.standard.limits.speed is not known here"),
+        (LEAST + "limits = { speed = 1 }", "tiers.standard.limits.speed is not a known field"),
     ],
 )
 def test_a_bad_book_is_refused_with_the_field_and_its_bound(text: str, error: str) -> None:
@@ -211,6 +214,6 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path) -> 
         load_prices(tmp_path / "large.toml")
 
 
-def test_a_float_is_no_price() -> None:
+def test_float_is_refused_as_a_price() -> None:
     with pytest.raises(PriceError, match="price must be a number"):
         checked_price("price", 0.1)

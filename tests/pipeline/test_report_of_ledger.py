@@ -1,4 +1,4 @@
-"""From a ledger to a report, on real Spark: what it says is what is known of the ledger."""
+"""Tests a report from a ledger on real Spark against an independent count."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def known(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return expected, assemble(open_results(str(ledger)), Wishes(book=load_prices()))
 
 
-def test_every_word_is_that_of_an_independent_count(known: tuple[Expected, Report]) -> None:
+def test_every_word_matches_an_independent_count(known: tuple[Expected, Report]) -> None:
     expected, report = known
     assert report.summary is not None
     words = {name: report.summary[name] for name in ("attempted", "acknowledged", "ok")}
     assert words == {name: getattr(expected, name) for name in words}
     for word in ("lost", "unexpected", "duplicated", "recovered"):
-        listed = sorted(one["message_id"] for one in report.anomalies.shown if one["word"] == word)
+        listed = sorted(row["message_id"] for row in report.anomalies.shown if row["word"] == word)
         assert listed == sorted(getattr(expected, word))
     assert report.headline.word == "lost"
 
@@ -49,25 +49,27 @@ def test_every_billed_operation_is_in_the_cost(known: tuple[Expected, Report]) -
     assert report.cost is not None
     stages: Counter[Stage] = Counter()
     entities: Counter[str] = Counter()
-    for one in expected.usages():
-        stages[one.stage] += one.operations
-        entities[one.entity] += one.operations
+    for row in expected.usages():
+        stages[row.stage] += row.operations
+        entities[row.entity] += row.operations
     assert {stage: part.operations for stage, part in report.cost.stages.items()} == stages
     assert {name: part.operations for name, part in report.cost.entities.items()} == entities
 
 
-def test_every_outage_is_told_with_its_messages(known: tuple[Expected, Report]) -> None:
+def test_every_outage_is_reported_with_its_messages(known: tuple[Expected, Report]) -> None:
     expected, report = known
     assert len(report.incidents) == SHAPE.outages
     assert len(report.outages) == len(expected.outages)
-    assert sum(one.diverted for one in report.outages) == sum(one.diverted for one in expected.outages.values())
+    assert sum(outage.diverted for outage in report.outages) == sum(
+        outage.diverted for outage in expected.outages.values()
+    )
     assert report.backlog.now == 0
     assert report.backlog.peak is not None
     assert report.backlog.peak.depth > 0
 
 
-def test_the_page_of_it_says_what_is_lost(known: tuple[Expected, Report]) -> None:
+def test_page_names_the_lost_messages(known: tuple[Expected, Report]) -> None:
     expected, report = known
     html = render(report)
     assert "3 accepted messages did not arrive." in html
-    assert all(one in html for one in expected.lost)
+    assert all(message_id in html for message_id in expected.lost)

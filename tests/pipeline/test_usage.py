@@ -1,4 +1,4 @@
-"""How operations become billed units."""
+"""Tests how operations become billed units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN_OR_NOT = st.sampled_from((Outcome.DONE, Outcome.UNKNOWN))
 
 
 def an_operation(kind: OperationKind, stage: Stage, **changes: Any) -> Operation:
-    """An operation at the namespace that its stage is about."""
+    """Return an operation at the namespace of its stage."""
     backlog = stage in (Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE, Stage.POLL)
     given = {"entity": QUEUE, "namespace": NamespaceRole.SECONDARY} if backlog else {}
     return a_send(**{**given, "operation": kind, "stage": stage, "bytes": 0, **changes})
@@ -32,7 +32,7 @@ def a_poll(**changes: Any) -> Operation:
 
 
 def units(operations: list[Operation], **subscriptions: int) -> int:
-    return sum(one.operations for one in usage_of(operations, subscriptions))
+    return sum(row.operations for row in usage_of(operations, subscriptions))
 
 
 # ---- the rules of SPEC 9 ----
@@ -63,11 +63,11 @@ def test_each_renewal_and_redelivery_is_an_operation() -> None:
 
 
 @pytest.mark.parametrize(("subscriptions", "expected"), [(0, 1), (1, 2), (3, 4)])
-def test_a_topic_with_three_subscriptions_makes_four(subscriptions: int, expected: int) -> None:
+def test_send_to_a_topic_with_three_subscriptions_is_four_operations(subscriptions: int, expected: int) -> None:
     assert units([a_send(entity="Events")], events=subscriptions) == expected
 
 
-def test_the_copies_of_a_large_message_count_by_its_size_too() -> None:
+def test_copies_of_a_large_message_count_by_its_size() -> None:
     assert units([a_send(entity="events", bytes=96 * KB)], events=3) == 8
 
 
@@ -97,12 +97,12 @@ def test_a_row_about_several_messages_counts_each() -> None:
     assert units([an_operation(OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, count=7, bytes=7 * KB)]) == 7
 
 
-def test_what_was_refused_is_not_billed_and_what_got_no_answer_is_told_apart() -> None:
+def test_refused_operations_are_not_billed_and_unanswered_ones_are_counted_apart() -> None:
     [usage] = usage_of([a_send(), a_send(outcome=Outcome.FAILED), a_send(outcome=Outcome.UNKNOWN, bytes=65 * KB)])
     assert (usage.operations, usage.unanswered) == (3, 2)
 
 
-def test_rows_about_the_ledger_itself_are_no_operations() -> None:
+def test_rows_about_the_ledger_are_not_operations() -> None:
     dropped = a_send(
         namespace=NamespaceRole.NEITHER, operation=OperationKind.DROPPED, stage=Stage.LEDGER, count=1_000, entity=""
     )
@@ -139,10 +139,10 @@ def test_usage_is_by_day_namespace_destination_and_stage() -> None:
 
 def test_the_last_microsecond_of_a_day_belongs_to_it() -> None:
     midnight = NOON + DAY // 2
-    assert [one.day.day for one in usage_of([a_send(ts=midnight - 1), a_send(ts=midnight)])] == [16, 17]
+    assert [row.day.day for row in usage_of([a_send(ts=midnight - 1), a_send(ts=midnight)])] == [16, 17]
 
 
-def test_what_goes_to_the_secondary_and_back_is_transferred_twice() -> None:
+def test_message_through_the_secondary_is_transferred_twice() -> None:
     passed = [
         an_operation(OperationKind.SEND, Stage.BACKLOG_SEND, bytes=1_000),
         an_operation(OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, bytes=1_000),
@@ -150,7 +150,7 @@ def test_what_goes_to_the_secondary_and_back_is_transferred_twice() -> None:
         an_operation(OperationKind.SEND, Stage.PRIMARY_SEND, bytes=900),
         an_operation(OperationKind.RECEIVE, Stage.PRIMARY_RECEIVE, bytes=900),
     ]
-    assert sum(one.transferred for one in usage_of(passed)) == 2_000
+    assert sum(row.transferred for row in usage_of(passed)) == 2_000
 
 
 def test_pairing_pays_for_polls_pings_management_and_the_two_backlog_stages() -> None:
@@ -170,7 +170,7 @@ def test_a_number_of_subscriptions_out_of_bounds_is_refused(number: Any) -> None
 
 @given(st.lists(operations, max_size=20), st.integers(0, 20))
 def test_usage_is_additive(rows: list[Operation], cut: int) -> None:
-    whole, first, second = (sum(one.operations for one in usage_of(part)) for part in (rows, rows[:cut], rows[cut:]))
+    whole, first, second = (sum(row.operations for row in usage_of(part)) for part in (rows, rows[:cut], rows[cut:]))
     assert whole == first + second
 
 
@@ -183,8 +183,8 @@ def test_a_ledger_of_ten_polled_queues_has_40_an_hour_960_a_day_and_28800_in_30_
         for index in range(10)
         for quarter in range(30 * 96)
     ]
-    assert units([one for one in polls if one.ts < NOON + HOUR]) == 40
-    assert units([one for one in polls if one.ts < NOON + DAY]) == 960
+    assert units([row for row in polls if row.ts < NOON + HOUR]) == 40
+    assert units([row for row in polls if row.ts < NOON + DAY]) == 960
     assert units(polls) == 28_800
 
 
@@ -198,13 +198,13 @@ def test_a_ledger_of_a_diverted_message_has_four_stages_two_of_them_of_pairing()
         an_operation(OperationKind.COMPLETE, Stage.PRIMARY_RECEIVE),
     ]
     found = usage_of(rows)
-    assert {one.stage: one.operations for one in found} == {
+    assert {row.stage: row.operations for row in found} == {
         Stage.BACKLOG_SEND: 1,
         Stage.BACKLOG_RECEIVE: 2,
         Stage.PRIMARY_SEND: 1,
         Stage.PRIMARY_RECEIVE: 2,
     }
-    assert [one.stage for one in found if one.is_pairing] == [Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE]
+    assert [row.stage for row in found if row.is_pairing] == [Stage.BACKLOG_SEND, Stage.BACKLOG_RECEIVE]
 
 
 @given(UNKNOWN_OR_NOT)

@@ -242,7 +242,7 @@ def test_categories_match_their_definitions(steps: list[tuple[str, int]]) -> Non
 
     assert names(verdict.attempted) == attempted
     assert names(verdict.acknowledged) == acknowledged
-    assert names(verdict.ok) == acknowledged & arrived.keys()
+    assert names(verdict.ok) == attempted & arrived.keys()
     assert names(verdict.lost) == acknowledged - arrived.keys()
     assert names(verdict.unexpected) == arrived.keys() - attempted
     assert names(verdict.recovered) == (attempted & arrived.keys()) - acknowledged

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from proof.checker import Verdict, check
 from proof.history import History, Id
 from proof.ledger_words import disagreements
 
+from twinbus.demo.tally import Tally
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
+from twinbus.tables.verdict import Facts, judge
 
 
 def _row(stage: Stage, kind: OperationKind = OperationKind.SEND, outcome: Outcome = Outcome.DONE) -> Operation:
@@ -81,3 +84,23 @@ def test_ledger_need_not_know_that_a_queue_was_deleted() -> None:
     assert disagreements(verdict, in_backlog, in_deleted_queues=[Id("orders", "1")]) == []
     assert disagreements(verdict, at_destination, in_deleted_queues=[Id("orders", "1")]) == []
     assert disagreements(verdict, in_backlog) == ["only the ledger says that 1 is lost"]
+
+
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+@pytest.mark.parametrize("has_arrived", [False, True])
+def test_ok_has_one_meaning_in_the_ledger_the_checker_and_the_demo(is_acknowledged: bool, has_arrived: bool) -> None:
+    history, tally = History(), Tally({"orders": ("orders",)})
+    history.attempt("orders", "1")
+    tally.attempt("orders", "1")
+    if is_acknowledged:
+        history.acknowledge("orders", "1")
+        tally.acknowledge("orders", "1", "primary")
+    if has_arrived:
+        history.receive("orders", "1", 1)
+        tally.receive("orders", "1", 1)
+    history.drained()
+    facts = Facts(
+        sends=1, acknowledged=int(is_acknowledged), received=int(has_arrived), by_receivers=True, is_over=True
+    )
+    is_ok = has_arrived  # whatever the sender was told
+    assert (judge(facts).ok, bool(check(history).ok), bool(tally.verdict().ok)) == (is_ok, is_ok, is_ok)

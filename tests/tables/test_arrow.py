@@ -1,4 +1,4 @@
-"""Arrow schemas from the description of the tables."""
+"""Tests the Arrow schemas derived from the definition of the tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_every_table_has_a_schema_with_its_columns(table: Table) -> None:
     assert arrow_schema(table).names == table.names
 
 
-def test_types_are_those_that_spark_writes() -> None:
+def test_types_match_those_of_spark() -> None:
     schema = arrow_schema(USAGE)
     assert schema.field("day").type == pa.date32()
     assert schema.field("hour").type == pa.timestamp("us", "UTC")
@@ -24,7 +24,7 @@ def test_types_are_those_that_spark_writes() -> None:
     assert arrow_schema(INPUTS).field("ids").type == pa.list_(pa.struct(ranges))
 
 
-def test_nested_types_are_split_at_their_own_commas() -> None:
+def test_nested_types_are_split_at_outer_commas() -> None:
     inner = pa.struct([("a", pa.decimal128(3, 1)), ("b", pa.list_(pa.struct([("c", pa.int32())])))])
     assert arrow_type("struct<a:decimal(3,1),b:array<struct<c:int>>>") == inner
 

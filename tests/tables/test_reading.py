@@ -1,4 +1,4 @@
-"""Reading result tables without Spark: which files count, and never a mixture of two runs."""
+"""Tests reading result tables without Spark: which files count, and never a mixture of two runs."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def arrival(day: date, messages: int, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def memory() -> str:
-    """A new place in memory."""
+    """Return a new folder in memory."""
     return f"memory://{uuid4().hex}"
 
 
 class Clock:
-    """A clock that advances only during `sleep`."""
+    """A clock that moves only in `sleep`."""
 
     def __init__(self, on_sleep: Callable[[int], object] | None = None) -> None:
         self.now = 100.0
@@ -73,7 +73,7 @@ def one_line(error: pytest.ExceptionInfo[Exception]) -> str:
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_rows_come_back_with_the_day_of_their_folder(tmp_path: Path, memory: str, is_local: bool) -> None:
+def test_rows_have_the_day_of_their_folder(tmp_path: Path, memory: str, is_local: bool) -> None:
     url = str(tmp_path / "results") if is_local else memory
     files = ResultFiles(url)
     rows = [arrival(DAY, 1), arrival(DAY, 2), arrival(DAY + timedelta(days=1), 3)]
@@ -83,7 +83,7 @@ def test_rows_come_back_with_the_day_of_their_folder(tmp_path: Path, memory: str
     assert found.to_pylist() == rows
 
 
-def test_columns_are_read_in_the_order_asked_for(memory: str) -> None:
+def test_columns_are_read_in_the_requested_order(memory: str) -> None:
     ResultFiles(memory).write(ARRIVALS, [arrival(DAY, 7)])
     assert Results(memory).read(ARRIVALS, columns=["messages", "day"]).to_pylist() == [{"messages": 7, "day": DAY}]
     assert Results(memory).read(ARRIVALS, columns=["day"]).to_pylist() == [{"day": DAY}]
@@ -95,7 +95,7 @@ def test_missing_table_is_empty(tmp_path: Path, memory: str) -> None:
         assert (found.num_rows, found.schema) == (0, arrow_schema(LATENCY))
 
 
-def test_bookkeeping_has_its_day_in_the_file(memory: str) -> None:
+def test_bookkeeping_tables_store_their_day_in_the_file(memory: str) -> None:
     row = {"day": DAY, "file": "a.parquet", "status": "read", "rows": 3, "ids": [{"writer": 1, "lowest": 2}]}
     ResultFiles(memory).inputs([row])
     (found,) = Results(memory).read(INPUTS).to_pylist()
@@ -113,7 +113,7 @@ def test_timestamps_of_spark_in_96_bits_and_other_types_are_cast(memory: str) ->
     assert (found["first_time"], found["count"]) == (moment, 1)
 
 
-def test_files_of_spark_that_are_no_data_are_left_out(memory: str) -> None:
+def test_hidden_files_of_spark_are_ignored(memory: str) -> None:
     files = ResultFiles(memory)
     files.write(ARRIVALS, [arrival(DAY, 1)])
     data = parquet(table_of(ARRIVALS, [arrival(DAY, 99)]).drop_columns(["day"]))
@@ -134,7 +134,7 @@ def test_files_of_spark_that_are_no_data_are_left_out(memory: str) -> None:
     "path",
     ["part-0.parquet", "day=__HIVE_DEFAULT_PARTITION__/part-0.parquet", "day=20261101/a.parquet", "x/y/z.parquet"],
 )
-def test_data_outside_a_folder_of_a_day_is_not_ignored(memory: str, path: str) -> None:
+def test_data_outside_a_day_folder_is_an_error(memory: str, path: str) -> None:
     ResultFiles(memory).put(f"arrivals/{path}", parquet(table_of(ARRIVALS, [arrival(DAY, 1)])))
     with pytest.raises(DamagedTableError) as error:
         Results(memory).read(ARRIVALS)
@@ -150,7 +150,7 @@ days = st.integers(0, 6).map(lambda number: DAY + timedelta(days=number))
     since=st.none() | days,
     until=st.none() | days,
 )
-def test_rows_of_a_range_of_days_are_those_written_for_it(
+def test_range_of_days_has_the_rows_of_these_days(
     rows: list[tuple[date, int, int]], since: date | None, until: date | None
 ) -> None:
     url = f"memory://{uuid4().hex}"
@@ -231,7 +231,7 @@ def test_without_results_the_error_says_where_it_looked(tmp_path: Path, memory: 
         read_consistent(Results(memory), lambda _: None)
 
 
-def test_a_file_is_no_place_for_results(tmp_path: Path) -> None:
+def test_file_instead_of_a_folder_has_no_results(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("")
     with pytest.raises(NoResultsError):
         open_results(tmp_path / "ledger")
@@ -245,7 +245,7 @@ def test_unknown_protocol_and_empty_path_are_value_errors() -> None:
 
 
 class Guarded(MemoryFileSystem):
-    """A store that lets in only those who have its token."""
+    """A store that requires a token."""
 
     protocol = "guarded"
     store: dict[str, Any] = {}  # noqa: RUF012 - as in its base
@@ -275,7 +275,7 @@ class Guarded(MemoryFileSystem):
 register_implementation("guarded", Guarded, clobber=True)
 
 
-def test_storage_options_reach_the_file_system_and_never_an_error(memory: str) -> None:
+def test_storage_options_reach_the_file_system_but_no_error_text(memory: str) -> None:
     root = memory.removeprefix("memory://")
     guarded = Guarded(token="sesame")
     guarded.pipe_file(f"/{root}/arrivals/day={DAY}/a.parquet", parquet(table_of(ARRIVALS, []).drop_columns(["day"])))
@@ -286,7 +286,7 @@ def test_storage_options_reach_the_file_system_and_never_an_error(memory: str) -
     assert f"guarded://{root}: cannot be read: RuntimeError" in str(error.value)
 
 
-def test_secrets_of_a_url_are_not_shown(memory: str) -> None:
+def test_secrets_of_a_url_are_hidden(memory: str) -> None:
     with pytest.raises(NoResultsError) as error:
         open_results(f"{memory}?sig=secret")
     assert "secret" not in str(error.value)
@@ -303,7 +303,7 @@ def test_generation_is_the_row_that_was_written(memory: str) -> None:
     assert found.started == datetime(2026, 11, 8, tzinfo=UTC)
 
 
-def test_no_generation_and_two_of_them_are_none(memory: str) -> None:
+def test_missing_or_double_generation_is_none(memory: str) -> None:
     files = ResultFiles(memory)
     assert Results(memory).generation() is None
     files.generation()
@@ -316,7 +316,7 @@ def test_no_generation_and_two_of_them_are_none(memory: str) -> None:
 
 
 def _only_file(url: str) -> str:
-    (found,) = [one for one in MemoryFileSystem().find(f"{url}/_generation") if "/part-" in one]
+    (found,) = [path for path in MemoryFileSystem().find(f"{url}/_generation") if "/part-" in path]
     return str(found)
 
 
@@ -344,11 +344,13 @@ def test_another_format_needs_spark(memory: str) -> None:
 def test_complete_tables_are_read_at_once(memory: str) -> None:
     ResultFiles(memory).generation(number=4)
     clock = Clock()
-    assert read_consistent(Results(memory), lambda one: one.number, clock=clock.time, sleep=clock.sleep) == 4
+    assert (
+        read_consistent(Results(memory), lambda generation: generation.number, clock=clock.time, sleep=clock.sleep) == 4
+    )
     assert clock.sleeps == []
 
 
-def test_a_run_that_is_writing_is_waited_for(memory: str) -> None:
+def test_reader_waits_for_a_running_write(memory: str) -> None:
     files = ResultFiles(memory)
     files.generation(state="writing", number=1)
     waits: list[str] = []
@@ -363,7 +365,7 @@ def test_a_run_that_is_writing_is_waited_for(memory: str) -> None:
     clock = Clock(on_sleep)
     found = read_consistent(
         Results(memory),
-        lambda one: one.number,
+        lambda generation: generation.number,
         clock=clock.time,
         sleep=clock.sleep,
         on_wait=lambda: waits.append("wait"),
@@ -389,7 +391,7 @@ def test_an_interrupted_run_is_an_error_after_a_minute(memory: str, state: str |
     assert max(clock.sleeps) <= 5
 
 
-def test_a_vanished_file_is_looked_for_again_and_then_named(memory: str) -> None:
+def test_vanished_file_is_retried_and_then_named(memory: str) -> None:
     files = ResultFiles(memory)
     files.generation()
     files.write(ARRIVALS, [arrival(DAY, 1)])
@@ -408,7 +410,7 @@ def test_a_vanished_file_is_looked_for_again_and_then_named(memory: str) -> None
     assert clock.now - 100 == pytest.approx(60)
 
 
-def test_damage_is_not_waited_for(memory: str) -> None:
+def test_reader_does_not_wait_for_damaged_tables(memory: str) -> None:
     files = ResultFiles(memory)
     files.generation()
     files.put(f"arrivals/day={DAY}/part-0.parquet", b"nothing")
@@ -418,7 +420,7 @@ def test_damage_is_not_waited_for(memory: str) -> None:
     assert clock.sleeps == []
 
 
-def test_tables_that_change_all_the_time_are_given_up(memory: str) -> None:
+def test_reader_gives_up_if_tables_keep_changing(memory: str) -> None:
     files = ResultFiles(memory)
     files.generation(number=0)
     clock, numbers = Clock(), itertools.count(1)
@@ -429,7 +431,7 @@ def test_tables_that_change_all_the_time_are_given_up(memory: str) -> None:
 
 
 class Shared(MemoryFileSystem):
-    """A store in which a writer takes some steps whenever a reader asks for something."""
+    """A store in which a writer takes some steps at each request of a reader."""
 
     protocol = "shared"
     store: dict[str, Any] = {}  # noqa: RUF012
@@ -466,7 +468,7 @@ _TABLES: tuple[Table, ...] = (ARRIVALS, LATENCY)
 
 
 def _written(files: ResultFiles, number: int) -> Iterator[None]:
-    """A run, one visible change at a time: partitions are deleted and written again between two generations."""
+    """A run in single visible steps: partitions are deleted and written again between two generations."""
     files.remove("_generation")
     yield
     files.generation(number=number - 1, state="writing")

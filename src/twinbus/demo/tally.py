@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Number of messages per outcome, counted by id. Final once everything was received."""
+    """Number of messages per outcome, counted by id. Final once everything was received.
+
+    The words mean what they mean in the reconciliation of the ledger (`twinbus.tables.verdict`).
+    """
 
     attempted: int
     acknowledged: int
@@ -64,7 +67,7 @@ class Tally:
             anywhere = set.union(*(set(self._received[path]) for path in paths))
             attempted += len(attempts)
             acknowledged += len(acks)
-            ok += len(acks & everywhere)
+            ok += len(attempts & everywhere)
             lost += len(acks - everywhere)
             unexpected += len(anywhere - attempts)
             twice = {name for path in paths for name, numbers in self._received[path].items() if len(numbers) > 1}

@@ -1,4 +1,4 @@
-"""Estimate percentiles of durations from histogram buckets, right to 5 %. Needs no Spark."""
+"""Estimate percentiles of durations from histogram buckets, exact to 5 %. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twinbus.tables.histogram import middle_of
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of the operations of one kind that were done, at one entity or, if that is None, at all."""
+    """Latency of completed operations of one kind, at one entity or, if it is None, at all entities."""
 
     entity: str | None
     stage: Stage
@@ -31,16 +31,16 @@ class Percentiles:
 
 
 def percentile(buckets: Mapping[int, int], part: float) -> float:
-    """The value below which a part of all lies, from how many lie in each bucket; the nearest one that was measured.
+    """Return the value below which a part of all values lies (nearest rank), from the number in each bucket.
 
     Raises:
-        ValueError: There are none, or `part` is not from 0 to 1.
+        ValueError: The buckets are empty, or `part` is not from 0 to 1.
     """
     if not 0 <= part <= 1:
         raise ValueError(f"part must be from 0 to 1, not {part!r}")
     total = sum(buckets.values())
     if not total:
-        raise ValueError("there is nothing to take a percentile of")
+        raise ValueError("buckets must not be empty")
     rank = max(1, math.ceil(part * total))
     for bucket in sorted(buckets):
         rank -= buckets[bucket]
@@ -50,24 +50,24 @@ def percentile(buckets: Mapping[int, int], part: float) -> float:
 
 
 def percentiles(table: pa.Table, *, by_entity: bool = True) -> list[Percentiles]:
-    """Percentiles of a table `latency`, for each entity and for all together, or only for all. In order.
+    """Return the sorted percentiles of a table `latency`, for all entities together and, if asked, for each.
 
-    Operations and stages with codes of a later release are left out.
+    Codes of a later release are ignored.
     """
     keys = ["stage", "operation", "bucket"]
-    found: dict[tuple[str | None, str, str], dict[int, tuple[int, int]]] = {}
+    histograms: dict[tuple[str | None, str, str], dict[int, tuple[int, int]]] = {}
     for names in [keys, ["entity", *keys]] if by_entity else [keys]:
         sums = table.group_by(names).aggregate([("count", "sum"), ("max_us", "max")])
         for row in sums.to_pylist():
-            place = found.setdefault((row.get("entity"), row["stage"], row["operation"]), {})
-            place[row["bucket"]] = (row["count_sum"], row["max_us_max"])
+            histogram = histograms.setdefault((row.get("entity"), row["stage"], row["operation"]), {})
+            histogram[row["bucket"]] = (row["count_sum"], row["max_us_max"])
     known = [
         _percentiles(entity, stage, operation, buckets)
-        for (entity, stage_word, operation_word), buckets in found.items()
+        for (entity, stage_word, operation_word), buckets in histograms.items()
         if (stage := code_of(Stage, stage_word)) is not None
         and (operation := code_of(OperationKind, operation_word)) is not None
     ]
-    return sorted(known, key=lambda one: (one.entity or "", one.stage, one.operation))
+    return sorted(known, key=lambda percentiles: (percentiles.entity or "", percentiles.stage, percentiles.operation))
 
 
 def _percentiles(

@@ -1,4 +1,4 @@
-"""Sum up the tables of reconciliation: the words of each destination, and what the figures do not answer."""
+"""Sum up the tables of reconciliation by destination, and note what the figures do not answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from twinbus.tables.verdict import NAMESPACE, RECEIVERS, WORDS
 from .render.formats import number, plural
 from .report_inputs import CLOCK, LATE, UNREADABLE, ReportTables
 
-#: The word of anomalies for operations that came after the horizon of their message.
+#: Word of anomalies for operations that came after the horizon of their message.
 LATE_WORD = "late"
 
 
 def summary_of(tables: ReportTables) -> Summary | None:
-    """What became of all messages of the ledger; None if the tables of reconciliation are not current."""
+    """Return the result for the whole ledger; None if the tables of reconciliation are not current."""
     if tables.verdicts is None or tables.arrivals is None or tables.anomalies is None:
         return None
     entities, before_receivers = _entities(tables.verdicts, tables.arrivals)
@@ -36,7 +36,7 @@ def summary_of(tables: ReportTables) -> Summary | None:
 
 
 def _entities(verdicts: pa.Table, arrivals: pa.Table) -> tuple[list[EntityVerdict], dict[str, int]]:
-    """The sums of each destination over all days, and the messages that were accepted before receivers recorded."""
+    """Return the sums of each destination over all days, and the messages accepted before its receivers recorded."""
     words: defaultdict[str, Counter[str]] = defaultdict(Counter)
     names: dict[str, str] = {}
     by_receivers: set[str] = set()
@@ -62,7 +62,7 @@ def _entities(verdicts: pa.Table, arrivals: pa.Table) -> tuple[list[EntityVerdic
 
 
 def _key(path: str, names: dict[str, str]) -> str:
-    """A path in lower case; `names` keeps one spelling, the same whatever the order of rows."""
+    """Return a path in lower case; `names` keeps one spelling, which does not depend on the order of rows."""
     key = path.lower()
     names[key] = min(path, names.get(key, path))
     return key
@@ -78,55 +78,56 @@ def notes_of(
     late_messages: int,
     horizon_days: int,
 ) -> list[str]:
-    """What the figures do not answer, and why.
+    """Return sentences that say what the figures do not answer, and why.
 
     Args:
         before_receivers: Messages of each destination that were accepted before its receivers began to record.
         cancelled: Requests to cancel scheduled messages.
-        dropped: Rows that the ledger says it lacks.
-        left_out: Files of the ledger whose rows are not in the tables, by status.
-        late_messages: Messages of which operations came after their horizon.
-        horizon_days: That horizon.
+        dropped: Rows that the ledger reports as missing.
+        left_out: Number of ledger files whose rows are not in the tables, by status.
+        late_messages: Messages with operations after their horizon.
+        horizon_days: The horizon.
     """
     notes = []
-    unseen = [one.entity for one in entities if one.evidence == NAMESPACE]
+    unseen = [verdict.entity for verdict in entities if verdict.evidence == NAMESPACE]
     if unseen:
         notes.append(
-            f"{_named(unseen)}: no receiver records there (record_receives). That a message arrived means that the"
-            " namespace accepted it. Whether a receiver got it, whether attempts without an answer arrived as well, and"
-            " what came from elsewhere, cannot be told."
+            f"{_named(unseen)}: no receiver records there (record_receives), so a message counts as arrived when the"
+            " namespace accepted it. Not known: whether a receiver got it, whether attempts without an answer arrived"
+            " as well, and what other senders sent."
         )
     if before_receivers:
         notes.append(
             f"{_named(sorted(before_receivers))}: {sum(before_receivers.values())} messages were accepted before"
-            " receivers began to record; for them the namespace's word was taken."
+            " receivers began to record. They count as arrived because the namespace accepted them."
         )
-    if sum(one.words.get("in_flight", 0) for one in entities):
+    if sum(verdict.words.get("in_flight", 0) for verdict in entities):
         notes.append(
-            "What is in flight was accepted, and may still arrive. When backlog and destinations are empty: --drained."
+            "Messages in flight were accepted and may still arrive. If backlog and destinations are empty, run the"
+            " pipeline with --drained: then they count as lost."
         )
     if cancelled:
         notes.append(
-            f"Scheduled messages were cancelled ({cancelled} requests). The ledger does not know which: they are"
-            " in flight, or lost with --drained."
+            f"Scheduled messages were cancelled ({cancelled} requests). The ledger does not know which ones: they count"
+            " as in flight, or with --drained as lost."
         )
     if dropped:
-        notes.append(f"The ledger lacks {dropped} rows, so as many figures may be wrong.")
+        notes.append(f"The ledger lacks {dropped} rows, so up to {dropped} messages may have the wrong word.")
     if left_out[UNREADABLE]:
         notes.append(
-            f"{left_out[UNREADABLE]} files of the ledger could not be read: what they tell is missing here, so the"
-            " verdict is unknown. The next run tries them again."
+            f"{left_out[UNREADABLE]} files of the ledger could not be read. Their rows are missing here, so the"
+            " verdict is unknown. The next run reads them again."
         )
     if left_out[LATE]:
-        came = plural(
+        files = plural(
             left_out[LATE],
             "file of the ledger came after its day had expired",
             "files of the ledger came after their days had expired",
         )
-        notes.append(f"{came}: the rows are not in the tables, and not billed.")
+        notes.append(f"{files}: the rows are not in the tables, and not billed.")
     if left_out[CLOCK]:
-        have = plural(left_out[CLOCK], "file of the ledger has", "files of the ledger have")
-        notes.append(f"{have} rows outside a plausible clock window: they are not in the tables, and not billed.")
+        files = plural(left_out[CLOCK], "file of the ledger has", "files of the ledger have")
+        notes.append(f"{files} rows outside a plausible clock window: they are not in the tables, and not billed.")
     if late_messages:
         messages = plural(late_messages, "message")
         notes.append(

@@ -1,4 +1,4 @@
-"""What reconciliation has found, as reports read it: no Spark needed."""
+"""The result of reconciliation as data. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from twinbus.tables.verdict import WORDS
 
-#: The verdict when nobody can tell.
+#: The verdict if files of the ledger could not be read.
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class EntityVerdict:
-    """How many messages of one queue or topic have each word."""
+    """Number of messages of one queue or topic for each word."""
 
     entity: str
     evidence: str
     words: Mapping[str, int]
-    #: Of a topic: how many of its messages arrived at each subscription.
+    #: Of a topic: number of messages that arrived at each subscription.
     subscriptions: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -30,24 +30,25 @@ class EntityVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What became of all messages of a ledger."""
+    """The result for all messages of a ledger."""
 
     entities: Sequence[EntityVerdict]
-    #: Rows that the ledger says it lacks, and files of it that could not be read.
+    #: Rows that the ledger reports as missing.
     dropped_rows: int = 0
+    #: Files whose rows are not in the tables.
     left_out: int = 0
-    #: What cannot be answered, and why, in sentences.
+    #: Sentences that say what the figures do not answer, and why.
     notes: Sequence[str] = ()
-    #: Files of the ledger that could not be read: with one of them no verdict is certain.
+    #: Files that could not be read. With one of them the verdict is unknown.
     unreadable: int = 0
 
     def count(self, word: str) -> int:
-        """How many messages have a word."""
-        return sum(one.words.get(word, 0) for one in self.entities)
+        """Return the number of messages with a word."""
+        return sum(entity.words.get(word, 0) for entity in self.entities)
 
     @property
     def is_valid(self) -> bool:
-        """Nothing accepted was lost, and nothing came from nowhere."""
+        """Whether nothing accepted was lost and nothing unexpected arrived."""
         return self.count("lost") == 0 and self.count("unexpected") == 0
 
     @property
@@ -60,7 +61,7 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         return {
             **{word: self.count(word) for word in WORDS},
-            "entities": [one.to_json() for one in self.entities],
+            "entities": [entity.to_json() for entity in self.entities],
             "dropped_rows": self.dropped_rows,
             "left_out": self.left_out,
             "notes": list(self.notes),

@@ -1,4 +1,4 @@
-"""Read what a report needs from the result tables, all of it of one generation."""
+"""Read the result tables that a report needs, all of one generation."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from twinbus.tables.table_schemas import ACTIVITY, ANOMALIES, ARRIVALS, BACKLOG_
 
 from .document import LeftOutFile
 
-#: Words of anomalies that are listed one by one, the worst first. Messages in flight may be millions, and nothing is
-#: wrong with them: they are counted, and their ids are in the table.
+#: Words of anomalies that are listed, the worst first. Messages in flight are only counted: there may be millions, and
+#: nothing is wrong with them.
 LISTED = ("lost", "unexpected", "dead_lettered", "duplicated", "recovered")
-#: Statuses of files whose rows are in the tables, or in the file that has replaced them.
+#: Statuses of files whose rows are in the tables, or in a file that replaces them.
 COUNTED = ("read", "replaced")
 UNREADABLE, LATE, CLOCK = "unreadable", "late", "clock"
 
-_USAGE = [name for name in USAGE.names if name not in ("pairing", "client", "bytes")]
+_USAGE = [name for name in USAGE.names if name not in ("client", "bytes")]
 _INPUTS = ["number", "day", "file", "status", "reason", "rows"]
 
 
 @dataclass(frozen=True, slots=True)
 class DayFacts:
-    """What the table `usage` says of the whole ledger, by day."""
+    """Facts of the whole ledger by day, from the table `usage`."""
 
     #: Columns `day`, `first_time`, `last_time`, `rows`, `dropped` and `cancelled`.
     table: pa.Table
@@ -46,23 +46,23 @@ class DayFacts:
         return days_of(self.table)
 
     def total(self, name: str) -> int:
-        """The sum of a column."""
+        """Return the sum of a column."""
         return pc.sum(self.table[name]).as_py() or 0
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the table `_inputs` says of the files of the ledger."""
+    """The files of the ledger, from the table `_inputs`."""
 
     files: int
     left_out: tuple[LeftOutFile, ...]
-    #: How many files were left out, by status.
+    #: Number of files that were left out, by status.
     statuses: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
 class WorstAnomalies:
-    """The worst messages, and how many there are of each word."""
+    """The worst messages, and the number of messages for each word."""
 
     shown: tuple[dict[str, Any], ...]
     words: Counter[str]
@@ -70,17 +70,17 @@ class WorstAnomalies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTables:
-    """The tables of one generation, as far as a report needs them."""
+    """The tables of one generation that a report needs."""
 
     generation: Generation
     inputs: Inputs
     facts: DayFacts
-    #: What the report is about; None if the ledger is empty.
+    #: The period of the report; None if the ledger is empty.
     period: Period | None
     #: Rows of the period only.
     usage: pa.Table
     latency: pa.Table
-    #: All days: an outage may have begun before the period.
+    #: Rows of all days: an outage may have begun before the period.
     activity: pa.Table
     backlog_time: pa.Table
     #: None if the tables of reconciliation are not current.
@@ -102,16 +102,16 @@ def read_tables(
     """Read the tables, again from the start if a run changes them meanwhile.
 
     Args:
-        choose: Gives the report's period for the period of all rows.
-        since: No row before this time is needed for the bill.
-        until: Nor from this time on.
-        anomalies: How many messages are listed.
+        choose: Returns the period of the report for the period of all rows.
+        since: Start of the rows that the bill needs.
+        until: End of the rows that the bill needs, exclusive.
+        anomalies: Number of messages to list.
         patience: As for `read_consistent`.
         on_wait: As for `read_consistent`.
 
     Raises:
         TablesError: The tables cannot be read.
-        ValueError: By `choose`.
+        ValueError: Raised by `choose`.
     """
     wanted = Period(since or datetime.min.replace(tzinfo=UTC), until or datetime.max.replace(tzinfo=UTC))
 
@@ -142,7 +142,7 @@ def read_tables(
 
 
 def _usage(results: Results, wanted: Period) -> tuple[DayFacts, pa.Table]:
-    """What `usage` says of all days, and its rows of the days that are wanted."""
+    """Return the facts of all days, and the rows of `usage` for the wanted days."""
 
     def split(part: pa.Table) -> tuple[pa.Table, pa.Table]:
         day = part["day"]
@@ -173,14 +173,14 @@ def _day_facts(usage: pa.Table) -> pa.Table:
 
 
 def _check_days(results: Results, inputs: pa.Table, facts: DayFacts) -> None:
-    """Refuse tables that lack a day of which rows were read: a partition was removed by someone else."""
+    """Raise if a day with rows is missing in the tables: its partition was removed."""
     days = facts.days
     for day in sorted(
         row["day"] for row in inputs.to_pylist() if row["status"] == "read" and row["rows"] and row["day"] not in days
     ):
         if not days or day > min(days):  # older days may have expired
             raise DamagedTableError(
-                f"the results are damaged: {results.place}/usage has no rows of {day}, of which the ledger has some;"
+                f"the results are damaged: {results.place}/usage has no rows of {day}, but the ledger has some;"
                 " remove them and run `twinbus pipeline run` again"
             )
 

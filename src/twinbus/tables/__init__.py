@@ -1,1 +1,1 @@
-"""The result tables of the pipeline: names, columns and words, and the rules behind them. No Spark."""
+"""The result tables of the pipeline: names, columns, words and their rules. Needs no Spark."""

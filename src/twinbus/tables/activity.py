@@ -1,4 +1,4 @@
-"""Name the kinds of events from which outages are found, and the operations that each kind stands for."""
+"""Define the kinds of events from which outages are found, and the operations of each kind."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class ActivityKind(StrEnum):
 
     #: A send to the primary that failed or got no answer.
     FAILED_SEND = "failed_send"
-    #: A message stored in a backlog queue, and one that could not be stored, or perhaps not.
+    #: A message that was stored in a backlog queue; one that was not, or may not have been.
     DIVERTED = "diverted"
     FAILED_DIVERT = "failed_divert"
-    #: A ping that got through, and one that did not.
+    #: A ping that got through; one that did not.
     PING = "ping"
     FAILED_PING = "failed_ping"
-    #: A send of the syphon to the primary that was accepted, and one that was not, or perhaps not.
+    #: A send of the syphon to the primary that was accepted; one that was not, or may not have been.
     MOVED = "moved"
     FAILED_MOVE = "failed_move"
     #: A message completed in the backlog after its move.
     COMPLETED = "completed"
-    #: A message dead-lettered in the backlog because its time to live was over, or because it could not be moved.
+    #: A message that was dead-lettered in the backlog because it expired; because it could not be moved.
     EXPIRED = "expired"
     POISON = "poison"
-    #: A message deferred in the backlog because its destination was down.
+    #: A message that was deferred in the backlog because its destination was down.
     DEFERRED = "deferred"
-    #: A lock that was renewed.
+    #: A lock renewal.
     RENEWED = "renewed"
 
 
@@ -47,7 +47,7 @@ class ActivityRule(NamedTuple):
 
 _NOT_DONE = (Outcome.FAILED, Outcome.UNKNOWN)
 
-#: The first rule that fits decides.
+#: The first rule that matches decides.
 ACTIVITY_RULES: Mapping[ActivityKind, ActivityRule] = {
     ActivityKind.FAILED_SEND: ActivityRule(Stage.DIRECT, (OperationKind.SEND, OperationKind.SCHEDULE), _NOT_DONE),
     ActivityKind.DIVERTED: ActivityRule(Stage.BACKLOG_SEND, (OperationKind.SEND,), (Outcome.DONE,)),

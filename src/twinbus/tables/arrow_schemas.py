@@ -22,12 +22,12 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """All columns of a table, `day` included."""
+    """Return all columns of a table, including `day`."""
     return pa.schema([(column.name, arrow_type(column.type)) for column in table.columns])
 
 
 def arrow_type(name: str) -> pa.DataType:
-    """The Arrow type for a type name of Spark SQL. Raises ValueError for one that no table has."""
+    """Return the Arrow type for a type name of Spark SQL. Raises ValueError for a type that no table has."""
     if name in _PLAIN:
         return _PLAIN[name]
     if decimal := _DECIMAL.fullmatch(name):
@@ -44,16 +44,16 @@ def arrow_type(name: str) -> pa.DataType:
 
 
 def micros(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Timestamps of a table as microseconds since the epoch, which need no time zone database."""
+    """Return timestamps as microseconds since the epoch, which need no time zone database."""
     return column.cast(pa.int64())
 
 
 def _parts(fields: str) -> Iterator[str]:
-    """Split at the commas that are not within brackets."""
+    """Split at commas outside brackets."""
     depth = start = 0
-    for place, letter in enumerate(fields):
+    for index, letter in enumerate(fields):
         depth += (letter in "<(") - (letter in ">)")
         if letter == "," and depth == 0:
-            yield fields[start:place]
-            start = place + 1
+            yield fields[start:index]
+            start = index + 1
     yield fields[start:]

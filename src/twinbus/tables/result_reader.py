@@ -1,11 +1,11 @@
 """Read the result tables without Spark, from a folder or from any URL that fsspec knows.
 
-    <results>/<table>/day=YYYY-MM-DD/*.parquet   the tables of `schemas.TABLES`; `day` is in the path only
-    <results>/_inputs/{0,1}/*.parquet            files of the ledger that the last two runs have seen
+    <results>/<table>/day=YYYY-MM-DD/*.parquet   the tables of `table_schemas.TABLES`; `day` is in the path only
+    <results>/_inputs/{0,1}/*.parquet            files of the ledger that the last two runs listed
     <results>/_generation/*.parquet              one row: which run wrote the tables, and whether it is complete
 
-A run replaces partitions while others read. So whoever reads several files reads `_generation` before and after
-(`read_consistent`), and starts over if a run was at work in between.
+A run replaces partitions while others read. So a reader of several files reads `_generation` before and after
+(`read_consistent`), and starts again if a run changed the tables in between.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .table_errors import (
 )
 from .table_schemas import GENERATION, INPUTS, TABLES, VERSION, Table
 
-#: Files that are read at the same time: object stores answer slowly, and answer many requests at once.
+#: Files that are read at the same time: object stores are slow, but serve many requests at once.
 READERS = 8
 #: Smaller files are fetched in one request, larger ones are read in parts.
 WHOLE_FILE_BYTES = 8 * 1024 * 1024
-#: How long to wait for a run that is writing, in seconds, and the longest pause between two looks.
+#: Seconds to wait for a run that is writing, and longest pause between two attempts.
 PATIENCE = 60.0
 LONGEST_PAUSE = 5.0
 
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The row of `_generation`: the run that has written the tables last."""
+    """The row of `_generation`: the last run that wrote the tables."""
 
     version: int
     number: int
@@ -77,11 +77,11 @@ class Generation:
 
 
 class _VanishedError(DamagedTableError):
-    """A file was listed and is gone: usually because a run has replaced it."""
+    """A listed file is gone, usually because a run replaced it."""
 
 
 class Results:
-    """The result tables at one place. Nothing is read until a method is called."""
+    """The result tables in one folder. Nothing is read until a method is called."""
 
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
         """Open a folder or URL; `options` go to fsspec's file system.
@@ -103,7 +103,7 @@ class Results:
         except TypeError as error:
             raise ValueError(f"{without_secrets(text)}: the storage options do not fit: {_first_line(error)}") from None
         self._root = root.rstrip("/")
-        #: The place without secrets, for messages.
+        #: The folder or URL without secrets, for messages.
         self.place = without_secrets(text).rstrip("/")
         is_local = isinstance(self._fs, LocalFileSystem)
         #: The same as a URL.
@@ -115,10 +115,10 @@ class Results:
         return not known.isdisjoint(self._names(""))
 
     def generation(self) -> Generation | None:
-        """The run that has written the tables last; None if `_generation` is missing, or is being replaced.
+        """Return the last run that wrote the tables; None if `_generation` is missing or being replaced.
 
         Raises:
-            ResultsVersionError: The tables have another form than this release reads.
+            ResultsVersionError: The tables have a version that this release does not read.
             ResultsFormatError: The tables are not Parquet.
             DamagedTableError: The file cannot be read.
             StorageError: The store cannot be read.
@@ -159,10 +159,10 @@ class Results:
         until: date | None = None,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """The rows of a table for the days from `since` to `until`, both included; none if there is no such folder.
+        """Return the rows of a table for the days from `since` to `until`, inclusive; none if the folder is missing.
 
         Args:
-            columns: Only these columns; all of the table by default.
+            columns: Only these columns; all by default.
 
         Raises:
             DamagedTableError: A file is missing, cannot be read, or lacks a column.
@@ -181,7 +181,7 @@ class Results:
         until: date | None = None,
         columns: Sequence[str] | None = None,
     ) -> list[_T]:
-        """What `reduce` makes of each file's rows, in the order of days; for tables that are larger than memory.
+        """Return the results of `reduce` for the rows of each file, by day, for tables larger than memory.
 
         `reduce` is called in several threads. Arguments and errors are those of `read`.
         """
@@ -196,12 +196,10 @@ class Results:
         with ThreadPoolExecutor(min(READERS, len(files)), "twinbus-tables") as pool:
             return list(pool.map(work, files))
 
-    # ---- files ----
-
     def _files(
         self, table: Table, since: date | None = None, until: date | None = None
     ) -> Iterator[tuple[str, int | None]]:
-        """The data files of a table with their sizes, in order; paths are relative to the results."""
+        """Yield the data files of a table with their sizes, sorted; paths are relative to the results."""
         for path, size in sorted(self._find(table.name).items()):
             if not path.endswith(".parquet"):
                 continue
@@ -214,11 +212,11 @@ class Results:
             yield path, size
 
     def _find(self, folder: str) -> dict[str, int | None]:
-        """All files below a folder that are not hidden, with their sizes."""
+        """Return all files below a folder that are not hidden, with their sizes."""
         path = f"{self._root}/{folder}"
         try:
             self._fs.invalidate_cache()  # other processes write here too
-            found = self._fs.find(path, detail=True)
+            listing = self._fs.find(path, detail=True)
         except FileNotFoundError:
             if self._is_there(path):
                 raise _VanishedError(_damage(f"{self.place}/{folder}", "changed while it was listed")) from None
@@ -228,22 +226,22 @@ class Results:
         root = self._root.strip("/")
         inside = {
             name.strip("/").removeprefix(root).lstrip("/"): info.get("size")
-            for name, info in found.items()
+            for name, info in listing.items()
             if info.get("type", "file") == "file"
         }
         return {name: size for name, size in inside.items() if not _is_hidden(name)}
 
     def _names(self, folder: str) -> set[str]:
-        """The names of files and folders directly in a folder."""
+        """Return the names of files and folders directly in a folder."""
         path = f"{self._root}/{folder}".rstrip("/")
         try:
             self._fs.invalidate_cache()
-            found = self._fs.ls(path, detail=False)
+            paths = self._fs.ls(path, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return set()
         except Exception as error:
             raise _storage_error(f"{self.place}/{folder}".rstrip("/"), error) from error
-        return {name.rstrip("/").rpartition("/")[2] for name in found}
+        return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
     def _is_there(self, path: str) -> bool:
         try:
@@ -252,7 +250,7 @@ class Results:
             raise _storage_error(self.place, error) from error
 
     def _rows(self, table: Table, path: str, size: int | None, schema: pa.Schema) -> pa.Table:
-        """The rows of one file, in the columns of `schema`."""
+        """Return the rows of one file, in the columns of `schema`."""
         shown = f"{self.place}/{path}"
         stored = [name for name in schema.names if not (name == "day" and is_partitioned(table))]
 
@@ -269,15 +267,15 @@ class Results:
         return self._with_file(path, size, read)
 
     def _raw_rows(self, path: str, size: int | None) -> list[dict[str, Any]]:
-        """The rows of a small file, whatever its columns are; timestamps in microseconds since the epoch."""
+        """Return the rows of a small file with all its columns; timestamps in microseconds since the epoch."""
 
         def read(file: pq.ParquetFile) -> list[dict[str, Any]]:
             rows = file.read(use_threads=False)
-            for place, field in enumerate(rows.schema):
+            for index, field in enumerate(rows.schema):
                 if pa.types.is_timestamp(field.type):
-                    rows = rows.set_column(place, field.name, micros(rows[field.name].cast(TIMESTAMP)))
-            found: list[dict[str, Any]] = rows.to_pylist()
-            return found
+                    rows = rows.set_column(index, field.name, micros(rows[field.name].cast(TIMESTAMP)))
+            plain: list[dict[str, Any]] = rows.to_pylist()
+            return plain
 
         return self._with_file(path, size, read)
 
@@ -294,7 +292,7 @@ class Results:
             raise _storage_error(shown, error) from error
         try:
             with source:
-                # Spark writes timestamps in 96 bits unless it is told otherwise.
+                # By default Spark writes timestamps in 96 bits.
                 return read(pq.ParquetFile(source, coerce_int96_timestamp_unit="us"))
         except FileNotFoundError:
             raise _VanishedError(_damage(shown, "is missing")) from None
@@ -317,17 +315,17 @@ def read_consistent(
     sleep: Callable[[float], None] = time.sleep,
     on_wait: Callable[[], None] | None = None,
 ) -> _T:
-    """What `read` returns when no run has changed the tables meanwhile.
+    """Return what `read` returns, if no run changed the tables in the meantime.
 
     Waits for a run that is writing, and calls `read` again if the tables have changed.
 
     Args:
-        patience: Give up after so many seconds; `PATIENCE` by default.
+        patience: Seconds after which to give up; `PATIENCE` by default.
         on_wait: Called once, before the first pause.
 
     Raises:
         NoResultsError: There are no results.
-        ResultsBusyError: A run was writing all the time, or was interrupted.
+        ResultsBusyError: A run was writing the whole time, or was interrupted.
         TablesError: The tables cannot be read, see `Results.read`.
     """
     end = clock() + (PATIENCE if patience is None else patience)
@@ -340,10 +338,10 @@ def read_consistent(
             if before is None and not results.exists():
                 raise NoResultsError(f"there are no results at {results.place}: run `twinbus pipeline run` first")
             if before is not None and before.is_complete:
-                found = read(before)
+                value = read(before)
                 after = results.generation()
                 if after == before:
-                    return found
+                    return value
                 before = after
             problem = _busy(results, before)
         except DamagedTableError as error:
@@ -361,16 +359,16 @@ def read_consistent(
 
 
 def open_results(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Results:
-    """The results at a place, or those of the ledger at that place.
+    """Return the results in a folder or at a URL, or those of the ledger there.
 
     Raises:
-        NoResultsError: There are none.
-        StorageError: The store cannot be read.
+        NoResultsError: There are no results.
+        StorageError: The folder or object store cannot be read.
         ValueError, ImportError: As for `Results`.
     """
     places = []
-    for one in (os.fspath(url), default_results(url)):
-        results = Results(one, options)
+    for place in (os.fspath(url), default_results(url)):
+        results = Results(place, options)
         if results.exists():
             return results
         places.append(results.place)
@@ -378,12 +376,12 @@ def open_results(url: str | os.PathLike[str], options: Mapping[str, Any] | None 
 
 
 def default_results(ledger: str | os.PathLike[str]) -> str:
-    """Where the results of a ledger are unless another place is given: beside it."""
+    """Return the default place of the results of a ledger: beside it."""
     return os.fspath(ledger).rstrip("/\\") + "-results"
 
 
 def is_partitioned(table: Table) -> bool:
-    """Whether a table has a folder for each day; bookkeeping has not."""
+    """Whether a table has a folder for each day; tables of bookkeeping have none."""
     return not table.name.startswith("_")
 
 
@@ -393,7 +391,7 @@ def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def _day_of(path: str) -> date | None:
-    """The day of `<table>/day=YYYY-MM-DD/<file>`; None if the path has another form."""
+    """Return the day of `<table>/day=YYYY-MM-DD/<file>`; None if the path has another form."""
     parts = path.split("/")
     if len(parts) != 3 or not parts[1].startswith(_DAY):
         return None
@@ -405,7 +403,7 @@ def _day_of(path: str) -> date | None:
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether a part of the path below the table's folder begins with `_` or `.`."""
+    """Whether a part of the path below the folder of the table begins with `_` or `.`."""
     return any(part.startswith(("_", ".")) for part in path.split("/")[1:])
 
 
@@ -428,7 +426,7 @@ def _damaged(path: str, reason: str) -> DamagedTableError:
 
 
 def _storage_error(path: str, error: Exception) -> StorageError:
-    # Some file systems look at their options only when they are used.
+    # Some file systems check their options only on first use.
     reason = f"the storage options do not fit: {_first_line(error)}" if type(error) is TypeError else reason_of(error)
     return StorageError(f"{path}: cannot be read: {reason}")
 

@@ -1,9 +1,9 @@
-"""What can go wrong when result tables are read.
+"""Errors of reading the result tables.
 
 TablesError
 ├── NoResultsError       there are no results at this place
 ├── ResultsBusyError     a run is writing the tables, or was interrupted
-├── ResultsVersionError  the tables have another form than this release reads
+├── ResultsVersionError  the tables have a version that this release does not read
 ├── ResultsFormatError   the tables are not Parquet, so Spark is needed to read them
 ├── DamagedTableError    a file of a table is missing, cannot be read or lacks a column
 └── StorageError         the folder or object store could not be read
@@ -21,11 +21,11 @@ class NoResultsError(TablesError):
 
 
 class ResultsBusyError(TablesError):
-    """A run is writing the tables, or was interrupted while it did."""
+    """A run is writing the tables, or was interrupted while writing them."""
 
 
 class ResultsVersionError(TablesError):
-    """The tables have another form than this release reads."""
+    """The tables have a version that this release does not read."""
 
 
 class ResultsFormatError(TablesError):

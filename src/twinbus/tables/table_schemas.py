@@ -1,6 +1,6 @@
-"""Describe the result tables: their columns, types and what a row means (docs/reference/tables.md).
+"""Define the result tables: columns, types and the meaning of a row (docs/reference/tables.md).
 
-The description is the only one: Spark's schemas, Arrow's schemas and the page in `docs/` are derived from it.
+The schemas of Spark and Arrow and the page in `docs/` are derived from this definition.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .verdict import WORDS
 
-#: Version of the tables' form. Tables of a later version are refused.
+#: Version of the tables. Tables of another version are refused.
 VERSION = 2
 
 
@@ -28,7 +28,7 @@ class Table:
     """One table, stored below `<results>/<name>/day=YYYY-MM-DD/`."""
 
     name: str
-    #: What one row stands for.
+    #: The key of a row: there is one row for each.
     row: str
     columns: tuple[Column, ...]
 
@@ -145,7 +145,7 @@ VERDICTS = _table(
     ("destination", "string", "queue or topic, as clients write it"),
     _EVIDENCE,
     *((word, "bigint", f"messages that are {word.replace('_', ' ')}") for word in WORDS),
-    ("before_receivers", "bigint", "messages judged by the namespace's word, because receivers recorded only later"),
+    ("before_receivers", "bigint", "messages that arrived by the namespace's word, before receivers recorded"),
 )
 
 ARRIVALS = _table(
@@ -159,7 +159,7 @@ ARRIVALS = _table(
 
 ANOMALIES = _table(
     "anomalies",
-    "message and word that someone should look at",
+    "message and word that should be looked at",
     ("day", "date", "UTC day of the message's first operation"),
     ("word", "string", "`lost`, `unexpected`, `duplicated`, `recovered`, `in_flight`, `dead_lettered` or `late`"),
     ("destination", "string", "queue or topic, as clients write it"),
@@ -172,7 +172,7 @@ ANOMALIES = _table(
     ("evidence", "string", "`receivers` or `namespace`: the evidence used for this message"),
 )
 
-#: The tables for everyone, by name.
+#: The public tables, by name.
 TABLES: Mapping[str, Table] = {
     table.name: table for table in (USAGE, LATENCY, BACKLOG_TIME, ACTIVITY, MESSAGE_DAYS, VERDICTS, ARRIVALS, ANOMALIES)
 }
@@ -180,12 +180,12 @@ TABLES: Mapping[str, Table] = {
 #: Bookkeeping of runs.
 INPUTS = _table(
     "_inputs",
-    "file of the ledger that a run has seen; the runs before and after write into two folders in turn",
+    "file of the ledger that a run listed; runs write into two folders in turn",
     ("number", "bigint", "number of the run"),
     ("day", "date", "day of the file's folder; null for a file outside the day folders"),
     ("file", "string", "name of the file, with its folder if it is outside the day folders"),
     ("bytes", "bigint", "size"),
-    ("modified", "timestamp", "when the file was last changed, by the storage's clock"),
+    ("modified", "timestamp", "when the file was last changed, by the clock of the storage"),
     ("status", "string", "`read`, `unreadable`, `replaced`, `late`, `clock` or `stray`"),
     ("reason", "string", "why its rows are not in the tables; null if they are"),
     ("rows", "bigint", "rows, repeated ones included; 0 unless read"),
@@ -196,9 +196,9 @@ INPUTS = _table(
 
 GENERATION = _table(
     "_generation",
-    "run that has written the tables last; always one",
-    ("version", "int", "version of the tables' form"),
-    ("number", "bigint", "how many runs have changed the tables"),
+    "run that wrote the tables last; always one row",
+    ("version", "int", "version of the tables"),
+    ("number", "bigint", "number of runs that have changed the tables"),
     ("run", "string", "name of the run"),
     ("state", "string", "`writing` while partitions are replaced, then `complete`"),
     ("format", "string", "format of the tables, such as `parquet`"),
@@ -206,7 +206,7 @@ GENERATION = _table(
     ("finished", "timestamp", "when it was complete"),
     ("reconciled", "boolean", "whether `verdicts`, `arrivals` and `anomalies` are current"),
     ("drained", "boolean", "run option: backlog and destinations were empty"),
-    ("patience_us", "bigint", "run option: how long receivers must go on before a message is lost"),
+    ("patience_us", "bigint", "run option: how long receivers must go on before a message counts as lost"),
     ("horizon_days", "int", "run option: days within which operations of a message belong together"),
     ("days", "array<struct<table:string,days:array<date>>>", "the days that each table has"),
     ("twinbus", "string", "version of twinbus"),

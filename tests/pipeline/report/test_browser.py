@@ -1,4 +1,4 @@
-"""The HTML file in a real browser: it fits, it can be read, and it makes no requests.
+"""Tests the HTML file in a real browser: it fits, is readable and makes no requests.
 
 `make test` gets a Chromium where there is none (scripts/chromium.py), if it can. What can be known without one is in
 test_html.py.
@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from scripts.chromium import find
-from tests.pipeline.report.made import START, Made
+from tests.pipeline.report.sample_tables import START, SampleTables
 from tests.pipeline.report.test_html import HOSTILE, full, page_of
 
 from twinbus.report.render.formats import DAY, HOUR
@@ -29,7 +29,7 @@ pytestmark = [
 
 Scheme = Literal["light", "dark"]
 WIDTHS = (320, 390, 768, 1280)
-#: Of each text that is seen: its contrast with what is behind it, and the least that WCAG's level AA asks for.
+#: For each visible text: its contrast with the background, and the minimum of WCAG level AA.
 CONTRASTS = """() => {
   const parse = text => (text.match(/[\\d.]+/g) || []).map(Number);
   const linear = part => (part /= 255, part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
@@ -68,26 +68,28 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A full report, one whose names are as bad as can be, and one of nothing."""
-    hostile = Made().traffic(HOSTILE).outage(HOSTILE, START + DAY, 20, is_back=False).judged(HOSTILE, lost=8)
+    """A full report, one with hostile names, and an empty one."""
+    hostile = (
+        SampleTables().traffic(HOSTILE).outage(HOSTILE, START + DAY, 20, is_back=False).reconciled(HOSTILE, lost=8)
+    )
     for name in HOSTILE:
         hostile.anomaly("lost", name, name)
     found = {}
-    for name, made in {"full": full(), "hostile": hostile, "empty": Made()}.items():
+    for name, tables in {"full": full(), "hostile": hostile, "empty": SampleTables()}.items():
         folder = tmp_path_factory.mktemp(name)
         found[name] = folder / "report.html"
-        found[name].write_text(page_of(made, folder / "results")[0], encoding="utf-8")
+        found[name].write_text(page_of(tables, folder / "results")[0], encoding="utf-8")
     return found
 
 
 def opened(browser: Browser, file: Path, width: int, scheme: Scheme = "light") -> tuple[Page, list[str]]:
-    """The page, and everything that it asked for, said or refused."""
+    """Return the page, and a list of its requests, console messages, errors and dialogs."""
     page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
     said: list[str] = []
-    page.on("request", lambda one: said.append(f"asked for {one.url}"))
-    page.on("console", lambda one: said.append(one.text))
-    page.on("pageerror", lambda one: said.append(str(one)))
-    page.on("dialog", lambda one: said.append(f"dialog {one.message}"))
+    page.on("request", lambda request: said.append(f"asked for {request.url}"))
+    page.on("console", lambda event: said.append(event.text))
+    page.on("pageerror", lambda event: said.append(str(event)))
+    page.on("dialog", lambda event: said.append(f"dialog {event.message}"))
     page.goto(file.as_uri())
     page.locator("details").evaluate_all("all => all.forEach(one => (one.open = true))")
     return page, said
@@ -95,7 +97,7 @@ def opened(browser: Browser, file: Path, width: int, scheme: Scheme = "light") -
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["full", "hostile", "empty"])
-def test_the_page_fits_every_width_and_asks_for_nothing_but_itself(
+def test_page_fits_every_width_and_makes_no_other_request(
     browser: Browser, files: dict[str, Path], name: str, width: int
 ) -> None:
     page, said = opened(browser, files[name], width)
@@ -107,17 +109,15 @@ def test_the_page_fits_every_width_and_asks_for_nothing_but_itself(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["full", "hostile", "empty"])
-def test_every_text_stands_out_from_what_is_behind_it(
-    browser: Browser, files: dict[str, Path], name: str, scheme: Scheme
-) -> None:
+def test_every_text_has_enough_contrast(browser: Browser, files: dict[str, Path], name: str, scheme: Scheme) -> None:
     page, _ = opened(browser, files[name], 1280, scheme)
     contrasts = page.evaluate(CONTRASTS)
     assert len(contrasts) > 20
-    assert [one for one in contrasts if one[1] < one[2]] == []
+    assert [contrast for contrast in contrasts if contrast[1] < contrast[2]] == []
     page.context.close()
 
 
-def test_dark_is_dark_and_light_is_light(browser: Browser, files: dict[str, Path]) -> None:
+def test_background_follows_the_color_scheme(browser: Browser, files: dict[str, Path]) -> None:
     seen = []
     schemes: tuple[Scheme, ...] = ("light", "dark")
     for scheme in schemes:
@@ -127,16 +127,16 @@ def test_dark_is_dark_and_light_is_light(browser: Browser, files: dict[str, Path
     assert seen == ["rgb(246, 247, 249)", "rgb(15, 19, 24)"]
 
 
-def test_pointing_at_the_backlog_tells_its_depth(browser: Browser, files: dict[str, Path]) -> None:
+def test_hovering_over_the_backlog_shows_its_depth(browser: Browser, files: dict[str, Path]) -> None:
     page, _ = opened(browser, files["full"], 1280)
-    area = page.locator("article").first.locator(".lane-area svg.plot")
-    told = area.locator(".told")
-    assert told.evaluate_all("all => all.filter(one => getComputedStyle(one).visibility === 'visible').length") == 0
+    area = page.locator("article").first.locator(".track-area svg.plot")
+    peaks = area.locator(".peak")
+    assert peaks.evaluate_all("all => all.filter(one => getComputedStyle(one).visibility === 'visible').length") == 0
     area.scroll_into_view_if_needed()
     box = area.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 80)
-    seen = told.evaluate_all(
+    seen = peaks.evaluate_all(
         "all => all.filter(one => getComputedStyle(one).visibility === 'visible').map(one => one.textContent)"
     )
     assert len(seen) == 1
@@ -144,14 +144,12 @@ def test_pointing_at_the_backlog_tells_its_depth(browser: Browser, files: dict[s
     page.context.close()
 
 
-def test_the_plots_are_as_wide_as_there_is_room_and_their_text_keeps_its_size(
-    browser: Browser, files: dict[str, Path]
-) -> None:
+def test_plots_fill_the_width_and_their_text_keeps_its_size(browser: Browser, files: dict[str, Path]) -> None:
     sizes = {}
     for width in (390, 1280):
         page, _ = opened(browser, files["full"], width)
-        plot = page.locator(".lane svg.plot").first
-        text = page.locator(".lane-axis text.tick").first
+        plot = page.locator(".track svg.plot").first
+        text = page.locator(".track-axis text.tick").first
         box = plot.bounding_box()
         assert box is not None
         sizes[width] = box["width"], text.evaluate("one => getComputedStyle(one).fontSize")
@@ -161,7 +159,20 @@ def test_the_plots_are_as_wide_as_there_is_room_and_their_text_keeps_its_size(
     assert sizes[390][1] == sizes[1280][1] == "12px"
 
 
-def test_it_prints(browser: Browser, files: dict[str, Path]) -> None:
+def test_at_380_pixels_every_column_of_the_bill_is_visible(browser: Browser, files: dict[str, Path]) -> None:
+    page, _ = opened(browser, files["full"], 380)
+    bill = page.locator("table.bill")
+    cells = bill.locator("th, td").evaluate_all(
+        "all => all.map(one => { const box = one.getBoundingClientRect(); return [box.left, box.right]; })"
+    )
+    assert len(cells) == 4 * 3  # the heads, operations and the base charge
+    assert all(0 <= left < right <= 380 for left, right in cells)
+    sizes = bill.evaluate("one => [one.parentElement.scrollWidth, one.parentElement.clientWidth]")
+    assert sizes[0] <= sizes[1]
+    page.context.close()
+
+
+def test_page_can_be_printed(browser: Browser, files: dict[str, Path]) -> None:
     page, _ = opened(browser, files["full"], 1280, "dark")
     page.emulate_media(media="print")
     assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -169,11 +180,11 @@ def test_it_prints(browser: Browser, files: dict[str, Path]) -> None:
     page.context.close()
 
 
-def test_a_page_of_thousands_of_entities_opens_at_once(browser: Browser, tmp_path: Path) -> None:
+def test_page_of_thousands_of_entities_stays_small(browser: Browser, tmp_path: Path) -> None:
     names = [f"queue-{number:04}" for number in range(2_000)]
-    made = Made(days=2).traffic(names[:100], operations=5).outage(names, START + HOUR, 30).judged(names)
+    tables = SampleTables(days=2).traffic(names[:100], operations=5).outage(names, START + HOUR, 30).reconciled(names)
     file = tmp_path / "report.html"
-    file.write_text(page_of(made, tmp_path / "results")[0], encoding="utf-8")
+    file.write_text(page_of(tables, tmp_path / "results")[0], encoding="utf-8")
     page, _ = opened(browser, file, 390)
     assert page.evaluate("() => document.querySelectorAll('*').length") < 40_000
     page.context.close()

@@ -1,4 +1,4 @@
-"""The bill of a period, summed up."""
+"""Tests the sums of a bill by stage, entity and day."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ BOOK = load_prices()
 
 
 def traffic(most: int) -> list[Usage]:
-    """Six weeks, three months, of uneven traffic: enough for several steps of the scale."""
+    """Return six weeks of uneven traffic in three months, enough for several steps of the scale."""
     dice = random.Random(7)
     found = []
     for number in range(47):
         day = date(2026, 10, 20) + timedelta(days=number)
         for entity in ("orders", "events", "mail"):
-            for stage in (one for one in Stage if one is not Stage.LEDGER):
+            for stage in (stage for stage in Stage if stage is not Stage.LEDGER):
                 role = NamespaceRole.SECONDARY if stage.name.startswith("BACKLOG") else NamespaceRole.PRIMARY
                 found.append(Usage(day, role, entity, stage, dice.randrange(1, most), dice.randrange(2), 0))
     return found
 
 
 def rollup(usage: list[Usage]) -> pa.Table:
-    """The usage as rows of the table."""
+    """Return the usage as rows of the table."""
     rows = []
     for one in usage:
         kind = OperationKind.SEND if one.stage is Stage.DIRECT else OperationKind.COMPLETE
@@ -56,7 +56,7 @@ def priced(usage: list[Usage], contract: Contract | None = None, **subscriptions
 
 @pytest.mark.parametrize("contract", [Contract(), Contract(is_one_subscription=False), Contract(secondary="basic")])
 @pytest.mark.parametrize("most", [1_000, 4_000_000])
-def test_sums_are_those_of_the_bill_that_prices_every_usage_by_itself(contract: Contract, most: int) -> None:
+def test_sums_equal_the_bill_that_prices_every_usage_alone(contract: Contract, most: int) -> None:
     usage = traffic(most)
     cost, one_by_one = priced(usage, contract), bill(usage, BOOK, contract, since=SINCE, until=UNTIL)
     assert cost.bill.charges == one_by_one.charges
@@ -73,17 +73,17 @@ def test_sums_are_those_of_the_bill_that_prices_every_usage_by_itself(contract: 
             assert abs(part.amount - amount) < Decimal("0.000000001")  # type: ignore[attr-defined]
 
 
-def test_stages_entities_and_days_add_up_to_the_same() -> None:
+def test_stages_entities_and_days_have_the_same_sum() -> None:
     cost = priced(traffic(4_000_000))
     for parts in (cost.stages.values(), cost.entities.values(), cost.days.values()):
         assert sum(part.operations for part in parts) == cost.whole.operations
         assert sum((part.amount for part in parts), Decimal(0)) == cost.whole.amount
         assert sum((part.pairing for part in parts), Decimal(0)) == cost.whole.pairing
-    operations = [one for one in cost.bill.charges if one.item == "operations"]
-    assert sum((one.pairing for one in operations), Decimal(0)) == cost.whole.pairing > 0
+    operations = [charge for charge in cost.bill.charges if charge.item == "operations"]
+    assert sum((operation.pairing for operation in operations), Decimal(0)) == cost.whole.pairing > 0
 
 
-def test_the_most_expensive_entity_comes_first_and_days_come_in_order() -> None:
+def test_entities_are_sorted_by_amount_and_days_by_date() -> None:
     cost = priced(traffic(4_000_000))
     amounts = [part.amount for part in cost.entities.values()]
     assert amounts == sorted(amounts, reverse=True)
@@ -93,14 +93,14 @@ def test_the_most_expensive_entity_comes_first_and_days_come_in_order() -> None:
 
 def test_sends_to_a_topic_are_copied_to_its_subscriptions_in_every_view() -> None:
     plain, copied = priced(traffic(1_000)), priced(traffic(1_000), events=3)
-    sends = sum(one.operations for one in traffic(1_000) if one.entity == "events" and one.stage is Stage.DIRECT)
+    sends = sum(row.operations for row in traffic(1_000) if row.entity == "events" and row.stage is Stage.DIRECT)
     for parts in (lambda cost: cost.stages, lambda cost: cost.entities, lambda cost: cost.days):
         before, after = (sum(part.operations for part in parts(cost).values()) for cost in (plain, copied))
         assert after - before == 3 * sends
     assert copied.entities["events"].operations - plain.entities["events"].operations == 3 * sends
 
 
-def test_the_bill_says_what_it_does_not_count() -> None:
+def test_warnings_name_what_the_bill_does_not_count() -> None:
     usage = [Usage(date(2026, 11, 1), NamespaceRole.SECONDARY, "orders", Stage.BACKLOG_SEND, 9, 2, 1_500_000_000)]
     warnings = priced(usage).warnings
     assert any("Connections" in text for text in warnings)
@@ -108,8 +108,12 @@ def test_the_bill_says_what_it_does_not_count() -> None:
     assert any("2 operations got no answer" in text for text in warnings)
 
 
-def test_amounts_for_programs_have_all_their_digits() -> None:
+def test_json_amounts_have_all_digits() -> None:
     found = priced(traffic(4_000_000)).to_json()
     assert Decimal(found["application"]) + Decimal(found["pairing"]) == Decimal(found["total"])
-    assert [one["month"] for one in found["charges"] if one["item"] == "base"] == ["2026-10", "2026-11", "2026-12"]
-    assert {one["paid_by"] for one in found["stages"]} == {"application", "pairing"}
+    assert [charge["month"] for charge in found["charges"] if charge["item"] == "base"] == [
+        "2026-10",
+        "2026-11",
+        "2026-12",
+    ]
+    assert {stage["paid_by"] for stage in found["stages"]} == {"application", "pairing"}

@@ -1,4 +1,4 @@
-"""Numbers, times and names as people read them."""
+"""Tests how numbers, times and names are formatted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOON = 1_793_707_509_000_000  # 2026-11-03 12:05:09 UTC
         (-125_000_000, "-2 min 5 s"),
     ],
 )
-def test_a_length_of_time_has_at_most_two_units_and_is_never_broken_over_two_lines(us: float, text: str) -> None:
+def test_duration_has_at_most_two_units_and_no_line_break(us: float, text: str) -> None:
     assert formats.duration(us) == text.replace(" ", SPACE)
 
 
@@ -47,7 +47,7 @@ def test_a_length_of_time_has_at_most_two_units_and_is_never_broken_over_two_lin
         ("0.0000000000012", "< 0.000000001"),
     ],
 )
-def test_less_than_a_cent_is_not_shown_as_nothing(amount: str, text: str) -> None:
+def test_less_than_a_cent_is_not_shown_as_zero(amount: str, text: str) -> None:
     assert formats.money(Decimal(amount)) == text
 
 
@@ -62,11 +62,11 @@ def test_less_than_a_cent_is_not_shown_as_nothing(amount: str, text: str) -> Non
         (1, 3, "33.3%"),
     ],
 )
-def test_a_share_is_all_or_nothing_only_if_it_is(part: int, whole: int, text: str) -> None:
+def test_only_all_is_100_percent_and_only_none_is_0_percent(part: int, whole: int, text: str) -> None:
     assert formats.percent(part, whole) == text
 
 
-def test_times_are_utc_and_a_day_that_is_the_same_is_said_once() -> None:
+def test_times_are_utc_and_a_common_day_is_written_once() -> None:
     assert formats.moment(NOON) == "3 Nov 2026 12:05"
     assert formats.moment(NOON, seconds=True) == "3 Nov 2026 12:05:09"
     assert formats.iso(NOON) == "2026-11-03T12:05:09.000000Z"
@@ -77,11 +77,11 @@ def test_times_are_utc_and_a_day_that_is_the_same_is_said_once() -> None:
 
 def test_large_counts_are_short_where_room_is_scarce() -> None:
     counts = (9_999_999, 12_345_678, 4_200_000_000)
-    assert [formats.short_number(one) for one in counts] == ["9,999,999", "12.3 million", "4.2 billion"]
-    assert [formats.plural(one, "entity", "entities") for one in (1, 2_000)] == ["1 entity", "2,000 entities"]
+    assert [formats.short_number(count) for count in counts] == ["9,999,999", "12.3 million", "4.2 billion"]
+    assert [formats.plural(count, "entity", "entities") for count in (1, 2_000)] == ["1 entity", "2,000 entities"]
 
 
-def test_a_name_cannot_talk_to_the_terminal_nor_turn_the_text_around_it() -> None:
+def test_control_and_direction_characters_are_replaced() -> None:
     assert formats.printable("a\x1b[31mb\u202ec\nd") == "a�[31mb�c�d"
 
 
@@ -95,5 +95,5 @@ def test_a_name_cannot_talk_to_the_terminal_nor_turn_the_text_around_it() -> Non
         ("https://account.example/l?sv=1&sig=secret#secret", "https://account.example/l"),
     ],
 )
-def test_a_url_is_shown_without_what_is_secret_in_it(url: str, text: str) -> None:
+def test_url_is_shown_without_its_secrets(url: str, text: str) -> None:
     assert formats.place(url) == text

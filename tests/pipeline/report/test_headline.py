@@ -1,4 +1,4 @@
-"""The answer in a sentence."""
+"""Tests the sentence that answers whether everything arrived."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def test_every_word_of_the_reconciliation_has_a_meaning() -> None:
         ({}, "Everything arrived.", Tone.GOOD),
         ({"lost": 1}, "1 accepted message did not arrive.", Tone.BAD),
         ({"lost": 1_200, "in_flight": 3}, "1,200 accepted messages did not arrive.", Tone.BAD),
-        ({"unexpected": 2}, "2 messages arrived that nobody is known to have sent.", Tone.BAD),
+        ({"unexpected": 2}, "2 messages arrived that no recorded sender sent.", Tone.BAD),
         ({"in_flight": 1}, "Nothing is missing so far; 1 message is still on the way.", Tone.CARE),
-        ({"dead_lettered": 4}, "Nothing is missing, but 4 messages were put aside in the backlog.", Tone.CARE),
+        ({"dead_lettered": 4}, "Nothing is missing, but 4 messages were dead-lettered in the backlog.", Tone.CARE),
         ({"duplicated": 4}, "Everything arrived.", Tone.GOOD),
     ],
 )
-def test_the_worst_is_said_first(words: dict[str, int], sentence: str, tone: Tone) -> None:
+def test_sentence_names_the_worst_word(words: dict[str, int], sentence: str, tone: Tone) -> None:
     found = headline_of(summary(attempted=2_000, **words), dropped_rows=0, left_out={}, rows=9)
     assert (found.sentence, found.tone) == (sentence, tone)
 
 
-def test_what_the_sentence_leaves_out_is_said_below_it() -> None:
+def test_details_name_what_the_sentence_does_not() -> None:
     words = {"lost": 1, "unexpected": 2, "in_flight": 3, "dead_lettered": 4, "duplicated": 5, "recovered": 6}
     found = headline_of(summary(attempted=50, **words), dropped_rows=7, left_out={"clock": 8, "late": 9}, rows=9)
     assert [text.split()[0] for text in found.details] == ["2", "3", "4", "5", "6", "7", "8", "9"]
 
 
-def test_without_receivers_nobody_says_that_a_message_was_read() -> None:
+def test_without_receivers_messages_reached_the_primary() -> None:
     found = headline_of(summary("namespace", attempted=5), dropped_rows=0, left_out={}, rows=9)
     assert found.sentence == "Everything reached the primary."
 
@@ -56,13 +56,13 @@ def test_without_receivers_nobody_says_that_a_message_was_read() -> None:
         {"dropped_rows": 0, "left_out": {"status of a later release": 1}},
     ],
 )
-def test_gaps_of_the_ledger_make_a_good_answer_a_careful_one(gaps: dict[str, Any]) -> None:
+def test_gaps_of_the_ledger_turn_a_good_answer_into_a_warning(gaps: dict[str, Any]) -> None:
     found = headline_of(summary(attempted=5), rows=9, **gaps)
-    assert found.sentence == "Nothing is seen to be missing, but the ledger has gaps."
+    assert found.sentence == "Nothing is known to be missing, but the ledger has gaps."
     assert found.tone is Tone.CARE
 
 
-def test_nothing_to_tell_is_no_good_news() -> None:
+def test_empty_or_not_reconciled_ledger_is_neutral() -> None:
     assert headline_of(None, dropped_rows=0, left_out={}, rows=0).sentence == "The ledger is empty."
     assert headline_of(summary(), dropped_rows=0, left_out={}, rows=9).sentence == "No messages were sent."
     found = headline_of(None, dropped_rows=0, left_out={}, rows=9)
@@ -70,13 +70,13 @@ def test_nothing_to_tell_is_no_good_news() -> None:
 
 
 @pytest.mark.parametrize("words", [{}, {"lost": 2}, {"in_flight": 1}])
-def test_with_a_file_that_could_not_be_read_the_answer_is_unknown(words: dict[str, int]) -> None:
+def test_unreadable_file_makes_the_answer_unknown(words: dict[str, int]) -> None:
     found = headline_of(summary(attempted=5, **words), dropped_rows=0, left_out={"unreadable": 1}, rows=9)
     assert found.sentence == "Whether everything arrived is unknown: 1 file of the ledger could not be read."
     assert (found.word, found.tone) == ("unknown", Tone.BAD)
     assert [text.split()[0] for text in found.details] == [str(count) for count in words.values()]
 
 
-def test_a_ledger_without_a_readable_file_is_not_empty() -> None:
+def test_ledger_of_unreadable_files_is_not_empty() -> None:
     found = headline_of(None, dropped_rows=0, left_out={"unreadable": 2}, rows=0)
     assert found.sentence == "Whether everything arrived is unknown: 2 files of the ledger could not be read."

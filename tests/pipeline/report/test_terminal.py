@@ -1,4 +1,4 @@
-"""The report in the terminal: the verdict first, and one screen."""
+"""Tests the report in the terminal: the verdict first, on one screen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 from rich.console import Console
-from tests.pipeline.report.made import START, Made
+from tests.pipeline.report.sample_tables import START, SampleTables
 from tests.pipeline.report.test_html import HOSTILE, NAMES, NOW, full
 
 from twinbus.report.assemble import Wishes, assemble, open_results
@@ -15,8 +15,8 @@ from twinbus.report.render.formats import DAY, HOUR
 from twinbus.report.render.terminal import show
 
 
-def lines_of(made: Made, folder: Path, width: int = 100) -> list[str]:
-    made.write(folder)
+def lines_of(tables: SampleTables, folder: Path, width: int = 100) -> list[str]:
+    tables.write(folder)
     report = assemble(open_results(str(folder)), Wishes(book=load_prices()), now=NOW)
     screen = io.StringIO()
     show(report, Console(file=screen, width=width, highlight=False, markup=False))
@@ -33,35 +33,35 @@ def test_the_verdict_comes_first_then_the_three_answers(tmp_path: Path) -> None:
     assert "  lost: id-1 to orders, last seen 1 Nov 2026 00:00" in lines
 
 
-def test_it_fits_one_screen_however_much_there_is_to_tell(tmp_path: Path) -> None:
-    made = full()
+def test_report_always_fits_one_screen(tmp_path: Path) -> None:
+    tables = full()
     for number in range(12):
-        made.outage(NAMES, START + number * 12 * HOUR + 6 * HOUR, 9)
-        made.anomaly("lost", f"another-{number}", "mail")
+        tables.outage(NAMES, START + number * 12 * HOUR + 6 * HOUR, 9)
+        tables.anomaly("lost", f"another-{number}", "mail")
     for width in (80, 120):
-        lines = lines_of(made, tmp_path / str(width), width)
+        lines = lines_of(tables, tmp_path / str(width), width)
         assert len(lines) <= 48
         assert max(map(len, lines)) <= width
     assert "  the newest 5 of 14" in lines
 
 
 def test_the_depth_of_the_backlog_is_drawn(tmp_path: Path) -> None:
-    made = Made(days=1).traffic(NAMES).outage(["orders"], START + 12 * HOUR, 60, each=100, is_back=False)
-    line = next(line for line in lines_of(made.judged(NAMES), tmp_path) if line.startswith("  backlog"))
+    tables = SampleTables(days=1).traffic(NAMES).outage(["orders"], START + 12 * HOUR, 60, each=100, is_back=False)
+    line = next(line for line in lines_of(tables.reconciled(NAMES), tmp_path) if line.startswith("  backlog"))
     assert line.endswith("peak 6,000, 1 Nov 2026 12:59")
     bars = line.removeprefix("  backlog ").split(" peak")[0]
     assert bars.strip(" ").lstrip("▁▂▃▄▅▆▇").strip("█") == ""
     assert len(bars) / 2 - 1 <= len(bars.strip(" ")) <= len(bars) / 2 + 1
 
 
-def test_names_cannot_talk_to_the_terminal(tmp_path: Path) -> None:
-    made = Made().traffic(HOSTILE).outage(HOSTILE, START + DAY, 5).judged(HOSTILE, lost=1)
-    made.anomaly("lost", "\x1b]0;owned\x07[bold]id[/bold]", "\x1b[2Jorders")
-    text = "\n".join(lines_of(made, tmp_path))
+def test_names_cannot_control_the_terminal(tmp_path: Path) -> None:
+    tables = SampleTables().traffic(HOSTILE).outage(HOSTILE, START + DAY, 5).reconciled(HOSTILE, lost=1)
+    tables.anomaly("lost", "\x1b]0;owned\x07[bold]id[/bold]", "\x1b[2Jorders")
+    text = "\n".join(lines_of(tables, tmp_path))
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "[bold]id[/bold]" in text
 
 
-def test_an_empty_ledger_is_said_to_be_empty(tmp_path: Path) -> None:
-    assert lines_of(Made(), tmp_path)[0] == "· The ledger is empty."
+def test_empty_ledger_is_called_empty(tmp_path: Path) -> None:
+    assert lines_of(SampleTables(), tmp_path)[0] == "· The ledger is empty."

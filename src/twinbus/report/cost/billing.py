@@ -1,8 +1,8 @@
-"""What usage costs, in money.
+"""Compute the bill of a usage.
 
-The bill of a month has two sides: what the *application* would have paid anyway, and what *pairing* adds to it. The
-application comes first: included operations and cheap steps of a scale are its own, and pairing pays what the month
-costs more because of it. So the two sides always add up to the whole.
+The bill of a month has two sides: what the *application* would have paid anyway, and what *pairing* adds to it.
+Included operations and the first steps of a scale belong to the application; pairing pays the increase that it causes.
+So the two sides always add up to the whole.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from twinbus.tables.billed_units import Usage
 
 from .prices import PriceBook, Tier, exact
 
-#: Bytes; decimal, as transfer is sold.
+#: Bytes of a GB of transfer, which is decimal.
 GB = 1_000_000_000
-#: Amounts that cannot be exact (shares of a month) are rounded to this.
+#: Shares of a month cannot be exact and are rounded to this.
 QUANTUM = Decimal("0.000000000001")
 MAX_MESSAGING_UNITS = 64
 HOUR = timedelta(hours=1)
@@ -36,10 +36,10 @@ class Contract:
 
     primary: str = "standard"
     secondary: str = "standard"
-    #: Messaging units; they count where the tier charges for them.
+    #: Messaging units, for tiers that charge for them.
     primary_units: int = 1
     secondary_units: int = 1
-    #: Two namespaces of one subscription and tier share base charge, included operations and steps.
+    #: If so, namespaces of the same tier share base charge, included operations and steps.
     is_one_subscription: bool = True
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Contract:
                 raise ValueError(f"{name} must be a whole number from 1 to {MAX_MESSAGING_UNITS}, not {value!r}")
 
     def accounts(self, book: PriceBook) -> list[Account]:
-        """What is billed together. Raises `PriceError` for a tier that is not in the book."""
+        """Return what is billed together. Raises `PriceError` for a tier that is not in the book."""
         first, second = book.tier(self.primary), book.tier(self.secondary)
         primary, secondary = NamespaceRole.PRIMARY, NamespaceRole.SECONDARY
         units = {primary: self.primary_units, secondary: self.secondary_units}
@@ -67,7 +67,7 @@ class Account:
 
 
 class Item(StrEnum):
-    """What there is to pay for."""
+    """Kind of charge."""
 
     OPERATIONS = "operations"
     BASE = "base"
@@ -78,13 +78,13 @@ class Item(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """One position of a bill: what the application would have paid anyway, and what pairing adds."""
+    """One line of a bill: what the application would have paid anyway, and what pairing adds."""
 
     #: The first day of the month.
     month: date
     tier: str
     item: Item
-    #: How many: operations, hours, unit hours, connections (the mean of the month), GB.
+    #: Operations, hours, unit hours, connections (mean of the month) or GB.
     quantity: Decimal
     application: Decimal
     pairing: Decimal
@@ -96,7 +96,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A usage with its part of the price of operations and transfer."""
+    """A usage with its share of the price of operations and transfer."""
 
     usage: Usage
     amount: Decimal
@@ -104,7 +104,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What is to be paid. `lines` add up to the positions for operations and transfer."""
+    """The charges. `lines` add up to the charges for operations and transfer."""
 
     charges: list[Charge]
     lines: list[Line]
@@ -124,7 +124,7 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """How many connections there are on the mean of a month: the application's own, and those of pairing."""
+    """Mean number of connections in a month: of the application, and of pairing."""
 
     application: Mapping[NamespaceRole, Decimal]
     pairing: Mapping[NamespaceRole, Decimal]
@@ -144,26 +144,26 @@ def bill(
     days: Collection[date] | None = None,
     connections: Connections | None = None,
 ) -> Bill:
-    """What was used from `since` to `until` costs, month by month (UTC).
+    """Return the bill of the usage from `since` to `until`, month by month (UTC).
 
-    An hour that has begun is paid. A month that is not whole has the whole included operations and steps, but only
-    its part of what connections cost a month.
+    A started hour is charged as a whole. A part of a month has all included operations and steps of the month, but
+    only its share of the monthly price of connections.
 
     Args:
         days: Charge base, messaging units and connections only for the hours of these days; all days by default. A
             month without such hours and without usage has no charges.
 
     Raises:
-        ValueError: The times are no period with a time zone, or a usage lies outside.
+        ValueError: The times have no time zone or are in the wrong order, or a usage lies outside.
         PriceError: The book lacks a tier of the contract.
     """
     periods = {month: (start, end) for month, start, end in _months(since, until)}
     first, last = since.astimezone(UTC).date(), (until.astimezone(UTC) - timedelta(microseconds=1)).date()
     by_month: dict[date, list[Usage]] = {month: [] for month in periods}
-    for one in usage:
-        if not first <= one.day <= last:
-            raise ValueError(f"usage must lie on the days from {first} to {last}, not on {one.day}")
-        by_month[one.day.replace(day=1)].append(one)
+    for row in usage:
+        if not first <= row.day <= last:
+            raise ValueError(f"usage must lie on the days from {first} to {last}, not on {row.day}")
+        by_month[row.day.replace(day=1)].append(row)
     hours = {month: _hours(start, end, days) for month, (start, end) in periods.items()}
     bills = [
         bill_month(
@@ -178,7 +178,10 @@ def bill(
         for month in periods
         if hours[month] or by_month[month]
     ]
-    return Bill([one for found in bills for one in found.charges], [one for found in bills for one in found.lines])
+    return Bill(
+        [charge for month_bill in bills for charge in month_bill.charges],
+        [line for month_bill in bills for line in month_bill.lines],
+    )
 
 
 def bill_month(
@@ -191,17 +194,17 @@ def bill_month(
     month_hours: int,
     connections: Connections | None = None,
 ) -> Bill:
-    """The bill of one month, of which `hours` of its `month_hours` have begun."""
+    """Return the bill of one month, for `hours` started hours of its `month_hours`."""
     whole = Bill([], [])
     for account in contract.accounts(book):
-        own = [one for one in usage if one.namespace in account.units]
+        own = [row for row in usage if row.namespace in account.units]
         operations, amounts = _operations(own, account, month)
         whole.charges.append(operations)
         whole.charges.extend(_hourly(account, month, hours))
         if account.tier.connections.steps:
-            found = connections or Connections.none()
-            whole.charges.append(_connections(found, account, month, hours, month_hours))
-        if book.transfer_per_gb is not None and any(one.transferred for one in own):
+            mean = connections or Connections.none()
+            whole.charges.append(_connections(mean, account, month, hours, month_hours))
+        if book.transfer_per_gb is not None and any(row.transferred for row in own):
             transfer, more = _transfer(own, account, month, book.transfer_per_gb)
             whole.charges.append(transfer)
             amounts = [_add(pair) for pair in zip(amounts, more, strict=True)]
@@ -210,9 +213,9 @@ def bill_month(
 
 
 def _operations(usage: Sequence[Usage], account: Account, month: date) -> tuple[Charge, list[Decimal]]:
-    """The charge, and what each usage has of it."""
-    own = [0 if one.is_pairing else one.operations for one in usage]
-    added = [one.operations if one.is_pairing else 0 for one in usage]
+    """Return the charge, and the share of each usage."""
+    own = [0 if row.is_pairing else row.operations for row in usage]
+    added = [row.operations if row.is_pairing else 0 for row in usage]
     count = sum(own) + sum(added)
     application = account.tier.operations.charge(sum(own))
     pairing = _add((account.tier.operations.charge(count), -application))
@@ -222,11 +225,11 @@ def _operations(usage: Sequence[Usage], account: Account, month: date) -> tuple[
 
 
 def _hourly(account: Account, month: date, hours: int) -> Iterable[Charge]:
-    """The base charge, once, and messaging units. Without pairing there would be no secondary."""
+    """Yield the base charge, once, and messaging units. Without pairing there would be no secondary."""
     units = account.units
     with localcontext(exact()):
         base = account.tier.base_per_hour * hours
-        # Whoever has a namespace of the tier in the subscription pays it already, however many there are.
+        # The base charge is paid once per subscription and tier, so the application pays it if the primary is in it.
         own_base = base if NamespaceRole.PRIMARY in units else Decimal(0)
         unit = account.tier.unit_per_hour * hours
         own_units = unit * units.get(NamespaceRole.PRIMARY, 0)
@@ -249,17 +252,17 @@ def _connections(connections: Connections, account: Account, month: date, hours:
 
 
 def _transfer(usage: Sequence[Usage], account: Account, month: date, per_gb: Decimal) -> tuple[Charge, list[Decimal]]:
-    """The charge, and what each usage has of it."""
+    """Return the charge, and the share of each usage."""
     with localcontext(exact()):
-        amounts = [per_gb * one.transferred / GB for one in usage]
-        quantity = Decimal(sum(one.transferred for one in usage)) / GB
-    own = _add(amount for one, amount in zip(usage, amounts, strict=True) if not one.is_pairing)
-    added = _add(amount for one, amount in zip(usage, amounts, strict=True) if one.is_pairing)
+        amounts = [per_gb * row.transferred / GB for row in usage]
+        quantity = Decimal(sum(row.transferred for row in usage)) / GB
+    own = _add(amount for row, amount in zip(usage, amounts, strict=True) if not row.is_pairing)
+    added = _add(amount for row, amount in zip(usage, amounts, strict=True) if row.is_pairing)
     return Charge(month, account.tier.name, Item.TRANSFER, quantity, own, added), amounts
 
 
 def share(total: Decimal, weights: Sequence[int]) -> list[Decimal]:
-    """Divide an amount in proportion. The parts add up to it exactly: the largest takes what rounding leaves over."""
+    """Divide an amount in proportion. The parts add up to it exactly: the largest takes the rounding error."""
     whole = sum(weights)
     if not whole:
         return [Decimal(0) for _ in weights]
@@ -270,7 +273,7 @@ def share(total: Decimal, weights: Sequence[int]) -> list[Decimal]:
 
 
 def prorated(amount: Decimal, part: int, whole: int, rounding: str = ROUND_HALF_EVEN) -> Decimal:
-    """The part of an amount that belongs to a part of a whole, exact if it is all, else rounded to `QUANTUM`."""
+    """Return the share of an amount for a part of a whole: exact for all of it, otherwise rounded to `QUANTUM`."""
     if part == whole:
         return amount
     with localcontext(prec=100):
@@ -283,15 +286,15 @@ def _add(amounts: Iterable[Decimal]) -> Decimal:
 
 
 def _hours(start: datetime, end: datetime, days: Collection[date] | None) -> int:
-    """The hours begun between two moments of a month, on these days only if they are given."""
+    """Count the started hours between two times of a month, on `days` only if given."""
     if days is None:
         return -((start - end) // HOUR)
-    found = 0
-    for day in {one for one in days if start.date() <= one <= end.date()}:
+    hours = 0
+    for day in {day for day in days if start.date() <= day <= end.date()}:
         midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
         first, last = max(start, midnight), min(end, midnight + timedelta(days=1))
-        found += max(0, -((first - last) // HOUR))
-    return found
+        hours += max(0, -((first - last) // HOUR))
+    return hours
 
 
 def _next_month(month: date) -> date:
@@ -299,7 +302,7 @@ def _next_month(month: date) -> date:
 
 
 def _months(since: datetime, until: datetime) -> Iterable[tuple[date, datetime, datetime]]:
-    """The months of a period, each with the part of it that lies in the period."""
+    """Yield the months of a period, each with its part in the period."""
     if since.tzinfo is None or until.tzinfo is None:
         raise ValueError("since and until must have a time zone")
     if not since < until:

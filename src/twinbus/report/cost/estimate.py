@@ -1,6 +1,6 @@
-"""What pairing will cost, and how long a drain will take, without any ledger: arithmetic on a few numbers.
+"""Estimate the cost of pairing and the length of a drain from a few numbers, without a ledger.
 
-All times are seconds. Numbers are exact: whole ones, decimals or fractions, never floats.
+Times are seconds. Numbers are exact: integers, decimals or fractions, never floats.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Number = int | Decimal | Fraction
 HOUR, DAY = 3_600, 86_400
 #: A month of the estimate.
 MONTH_DAYS = 30
-#: What one backlog queue is made to hold (SPEC, section 2).
+#: Size with which a backlog queue is created (SPEC, section 2).
 BACKLOG_QUEUE_BYTES = 5_120 * 1024 * 1024
-#: Of the throttle, at the backlog: the receive. To settle takes none.
+#: Credits of the throttle that a drained message takes at the secondary: one for the receive, none to settle.
 BACKLOG_CREDITS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What to estimate.
+    """The input of an estimate.
 
     Raises:
         ValueError: Names the field and the bound.
@@ -38,32 +38,32 @@ class Scenario:
     """
 
     backlog_queues: int = 10
-    #: Queues and topics that messages are sent to.
+    #: Queues and topics to which messages are sent.
     entities: int = 1
     #: Processes that send.
     clients: int = 1
-    #: Processes that run the syphon: each polls every backlog queue.
+    #: Processes that run the syphon. Each polls every backlog queue.
     syphons: int = 1
-    #: Messages a second, of all clients to all entities together, before, during and after the outage.
+    #: Messages per second of all clients to all entities, before, during and after the outage.
     rate: Number = 0
-    #: Bytes of a message, all properties included.
+    #: Bytes of a message with all properties.
     size: int = 1024
-    #: Of each entity; 0 if they are queues.
+    #: Subscriptions of each entity; 0 for queues.
     subscriptions: int = 0
-    #: How long the primary is away.
+    #: How long the primary cannot be reached.
     outage: Number = 0
-    #: Messages that were diverted, if not as many as were sent during the outage.
+    #: Diverted messages, if not all that are sent during the outage.
     messages: int | None = None
-    #: The time to pay for, outage and drain included.
+    #: The time to pay for, with outage and drain.
     days: int = MONTH_DAYS
     poll: Number = 900
     ping_interval: Number = 60
     failover_interval: Number = 60
-    #: False if links are opened instead (`probe="link"`), which nobody bills.
+    #: False if links are opened instead (`probe="link"`), which is not billed.
     is_pinging: bool = True
     #: Connections of the application; None: one for each client and entity.
     connections: int | None = None
-    #: The syphon's own limit, messages a second.
+    #: Limit of the syphon in messages per second.
     drain_rate: Number | None = None
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """What a field may be: from `least` to `most`."""
+    """The range of a field."""
 
     name: str
     least: Number
@@ -87,8 +87,8 @@ class _Bound:
         if value is None and self.is_optional:
             return
         if isinstance(value, bool) or not isinstance(value, int if self.is_whole else int | Decimal | Fraction):
-            what = "a whole number" if self.is_whole else "a whole number, a Decimal or a Fraction"
-            raise TypeError(f"{self.name} must be {what}, not {value!r}")
+            expected = "a whole number" if self.is_whole else "a whole number, a Decimal or a Fraction"
+            raise TypeError(f"{self.name} must be {expected}, not {value!r}")
         is_number = not isinstance(value, Decimal) or value.is_finite()
         if not is_number or not self.least <= value <= self.most:
             raise ValueError(f"{self.name} must be from {self.least} to {self.most}, not {value}")
@@ -115,23 +115,20 @@ _BOUNDS = (
 )
 
 
-# ---- the documents' figures ----
-
-
 def polls_within(scenario: Scenario, seconds: Number) -> int:
-    """How many long polls of all backlog queues end within a time in which nothing arrives."""
+    """Return the number of long polls of all backlog queues within a time in which nothing arrives."""
     return scenario.syphons * scenario.backlog_queues * math.floor(Fraction(seconds) / Fraction(scenario.poll))
 
 
 def pings_within(scenario: Scenario, seconds: Number) -> int:
-    """How many pings there are within a time in which everything is failed over: one for each entity and client."""
+    """Return the number of pings within a time in which every entity of every client is failed over."""
     if not scenario.is_pinging:
         return 0
     return scenario.entities * scenario.clients * math.floor(Fraction(seconds) / Fraction(scenario.ping_interval))
 
 
 def diverting_seconds(scenario: Scenario) -> Fraction:
-    """How long messages go to the backlog: until a ping gets through, if there was a failover at all."""
+    """Return how long messages go to the backlog: until a ping gets through, or the outage if there is no failover."""
     outage, failover = Fraction(scenario.outage), Fraction(scenario.failover_interval)
     if outage <= failover:
         return outage
@@ -139,39 +136,36 @@ def diverting_seconds(scenario: Scenario) -> Fraction:
 
 
 def _failed_pings(scenario: Scenario) -> int:
-    """Of one entity and client: the first with the failover, one each interval, as long as the primary is away."""
+    """Return the failed pings of one entity and client: one at the failover, then one per interval of the outage."""
     failed_over = Fraction(scenario.outage) - Fraction(scenario.failover_interval)
     return max(0, math.ceil(failed_over / Fraction(scenario.ping_interval)))
 
 
 def pings_of_outage(scenario: Scenario) -> int:
-    """All pings of the outage: those that fail, and for each entity and client the one that gets through."""
+    """Return all pings of the outage: failed ones and, for each entity and client, the one that gets through."""
     failed = _failed_pings(scenario)
     return scenario.entities * scenario.clients * (failed + 1) if failed and scenario.is_pinging else 0
 
 
 def diverted_messages(scenario: Scenario) -> int:
-    """How many messages pass through the backlog."""
+    """Return the number of messages that go through the backlog."""
     if scenario.messages is not None:
         return scenario.messages
     return math.ceil(Fraction(scenario.rate) * diverting_seconds(scenario))
 
 
-# ---- how long ----
-
-
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """How long the backlog takes to come home. None: nothing here bounds it, or (`never`) it does not end."""
+    """How long the backlog takes to drain. None: nothing bounds it, or (`never`) it does not end."""
 
     messages: int
     bytes: int
-    #: Messages a second.
+    #: Messages per second.
     rate: Fraction | None
     seconds: Fraction | None
-    #: What bounds the rate: primary, secondary, drain_rate, or nothing but the machines.
+    #: What bounds the rate: primary, secondary or drain_rate; None if only the machines do.
     limited_by: str | None
-    #: If nobody received from the primary meanwhile, and nobody sent.
+    #: The time without receivers and senders at the primary.
     fastest_seconds: Fraction | None
 
     @property
@@ -180,10 +174,10 @@ class Drain:
 
 
 def drain_of(scenario: Scenario, book: PriceBook, contract: Contract) -> Drain:
-    """The drain under the throttle of the tiers.
+    """Return the drain under the throttle of the tiers.
 
-    At the primary each message takes a credit for its send and one for each receive, and the live traffic takes the
-    same: what is left bounds the drain. At the secondary each takes one for its receive.
+    At the primary a message takes one credit for its send and one for each receive. Live traffic takes the same, and
+    the rest bounds the drain. At the secondary a message takes one credit for its receive.
     """
     primary = book.tier(contract.primary).limits.credits_per_second
     secondary = book.tier(contract.secondary).limits.credits_per_second
@@ -212,16 +206,13 @@ def drain_of(scenario: Scenario, book: PriceBook, contract: Contract) -> Drain:
     )
 
 
-# ---- how much ----
-
-
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What the backlog queues hold."""
+    """How full the backlog queues get."""
 
     capacity_bytes: int
     bytes: int
-    #: After how long at this rate they are full; None without traffic.
+    #: Time until they are full at this rate; None without traffic.
     full_after_seconds: Fraction | None
 
     @property
@@ -231,7 +222,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a scenario costs, and how long its drain takes."""
+    """Cost and drain of a scenario."""
 
     scenario: Scenario
     contract: Contract
@@ -243,12 +234,12 @@ class Estimate:
     warnings: list[str]
 
     def operations(self, stage: Stage) -> int:
-        """Billed operations of one stage."""
-        return sum(one.operations for one in self.usage if one.stage is stage)
+        """Return the billed operations of one stage."""
+        return sum(row.operations for row in self.usage if row.stage is stage)
 
 
 def estimate(scenario: Scenario, book: PriceBook, contract: Contract | None = None) -> Estimate:
-    """What it costs.
+    """Return the estimate of a scenario.
 
     Raises:
         PriceError: The book lacks a tier of the contract.
@@ -256,7 +247,7 @@ def estimate(scenario: Scenario, book: PriceBook, contract: Contract | None = No
     contract = contract or Contract()
     usage = list(_usage(scenario, book))
     hours = scenario.days * 24
-    found = bill_month(
+    month_bill = bill_month(
         usage,
         book,
         contract,
@@ -269,9 +260,9 @@ def estimate(scenario: Scenario, book: PriceBook, contract: Contract | None = No
     capacity = scenario.backlog_queues * BACKLOG_QUEUE_BYTES
     a_second = Fraction(scenario.rate) * scenario.size
     backlog = Backlog(capacity, drain.bytes, capacity / a_second if a_second else None)
-    # Both namespaces may have the same one.
+    # Both namespaces may have the same warning.
     warnings = list(dict.fromkeys(_warnings(scenario, book, contract, drain, backlog)))
-    return Estimate(scenario, contract, book, usage, found, drain, backlog, warnings)
+    return Estimate(scenario, contract, book, usage, month_bill, drain, backlog, warnings)
 
 
 def _usage(scenario: Scenario, book: PriceBook) -> Iterator[Usage]:
@@ -281,7 +272,7 @@ def _usage(scenario: Scenario, book: PriceBook) -> Iterator[Usage]:
     send = units * (1 + scenario.subscriptions)
     receive_and_settle = units + 1
     received = sent * max(1, scenario.subscriptions)
-    looks = scenario.clients * scenario.backlog_queues + scenario.backlog_queues
+    checks = scenario.clients * scenario.backlog_queues + scenario.backlog_queues
     windows = scenario.clients * scenario.entities * (2 if scenario.subscriptions else 1)
     polls = polls_within(scenario, scenario.days * DAY)
     carried = diverted * scenario.size
@@ -294,14 +285,14 @@ def _usage(scenario: Scenario, book: PriceBook) -> Iterator[Usage]:
         (primary, Stage.PRIMARY_RECEIVE, received * receive_and_settle, 0),
         (primary, Stage.PING, pings_of_outage(scenario), 0),
         (secondary, Stage.POLL, polls, 0),
-        (secondary, Stage.MANAGE, looks, 0),
+        (secondary, Stage.MANAGE, checks, 0),
         (primary, Stage.MANAGE, windows, 0),
     ):
         yield Usage(book.date, role, "", stage, operations, 0, transferred)
 
 
 def _connections(scenario: Scenario) -> Connections:
-    """One for each sender, and for each pump of the syphon; while diverting, one more for each sender."""
+    """Return one connection for each sender and each pump of the syphon, and one more for each sender that diverts."""
     senders = scenario.clients * scenario.entities
     own = senders if scenario.connections is None else scenario.connections
     part = senders * diverting_seconds(scenario) / (scenario.days * DAY)

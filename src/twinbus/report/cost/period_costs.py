@@ -1,4 +1,4 @@
-"""Sum up the bill of a period by stage, entity and day. Pure: a function of the table `usage`."""
+"""Sum up the bill of a period by stage, entity and day. Pure."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ STAGE_TEXTS = {
     Stage.BACKLOG_RECEIVE: "diverted: received from the backlog and settled",
     Stage.PING: "pings",
     Stage.POLL: "polls of the backlog queues",
-    Stage.MANAGE: "looking after the backlog queues",
+    Stage.MANAGE: "checks of the backlog queues",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What was used, and its price, on the two sides of the bill: operations and transfer, nothing else."""
+    """Operations, and the price of operations and transfer, on the two sides of the bill."""
 
     application_operations: int = 0
     pairing_operations: int = 0
@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a period cost. `bill` has everything; the rest is the same in other orders."""
+    """The cost of a period. `bill` has everything; the other fields group it by stage, entity and day."""
 
     book: PriceBook
     contract: Contract
@@ -77,11 +77,11 @@ class Cost:
 
     @property
     def unanswered(self) -> int:
-        return sum(one.usage.unanswered for one in self.bill.lines)
+        return sum(line.usage.unanswered for line in self.bill.lines)
 
     @property
     def transferred(self) -> int:
-        return sum(one.usage.transferred for one in self.bill.lines)
+        return sum(line.usage.transferred for line in self.bill.lines)
 
     def to_json(self) -> dict[str, Any]:
         book, contract, bill = self.book, self.contract, self.bill
@@ -97,14 +97,14 @@ class Cost:
             "transferred_bytes": self.transferred,
             "charges": [
                 {
-                    "month": f"{one.month:%Y-%m}",
-                    "tier": one.tier,
-                    "item": one.item.value,
-                    "quantity": plain(one.quantity),
-                    "application": plain(one.application),
-                    "pairing": plain(one.pairing),
+                    "month": f"{charge.month:%Y-%m}",
+                    "tier": charge.tier,
+                    "item": charge.item.value,
+                    "quantity": plain(charge.quantity),
+                    "application": plain(charge.application),
+                    "pairing": plain(charge.pairing),
                 }
-                for one in bill.charges
+                for charge in bill.charges
             ],
             "stages": [
                 {
@@ -122,26 +122,26 @@ class Cost:
 
 
 class Views(NamedTuple):
-    """The same usage three times, each summed up as far as its question allows.
+    """The same usage in three groupings, each as coarse as possible.
 
-    Within a month, a namespace and a side of the bill every operation costs the same. So bills of coarser usage are the
-    same, to the last digit, and thousands of entities on hundreds of days need not be priced one by one.
+    Within a month, a namespace and a side of the bill every operation costs the same. So the bill of a coarser usage is
+    the same to the last digit, and thousands of entities on hundreds of days need not be priced one by one.
     """
 
-    #: By month, entity left out.
+    #: By month, without entities.
     stages: Sequence[Usage]
-    #: By month; of each side of the bill one stage stands for all (`SIDES`).
+    #: By month; one stage stands for all stages of a side of the bill (`SIDES`).
     entities: Sequence[Usage]
-    #: Entity left out, and stages as above.
+    #: By day, without entities; stages as above.
     days: Sequence[Usage]
 
 
-#: The stage that stands for all of the application, and that for all of pairing.
+#: The stages that stand for the application and for pairing.
 SIDES = Stage.DIRECT, Stage.POLL
 
 
 def views_of(table: pa.Table, since: datetime, subscriptions: Mapping[str, int]) -> Views:
-    """What is billed of a table `usage`, all of which lies after `since`.
+    """Return the billed usage of a table `usage` whose rows all lie after `since`.
 
     Raises:
         ValueError: A number of subscriptions is out of bounds.
@@ -151,11 +151,11 @@ def views_of(table: pa.Table, since: datetime, subscriptions: Mapping[str, int])
     is_pairing, is_billed = (
         pc.is_in(table["stage"], pa.array(words_of(stages), pa.string())) for stages in (PAIRING_STAGES, STAGE_TEXTS)
     )
-    sides = pc.if_else(is_pairing, *(word_of(one) for one in reversed(SIDES)))
+    sides = pc.if_else(is_pairing, *(word_of(stage) for stage in reversed(SIDES)))
     columns = {
         "month": pc.max_element_wise(months, pa.scalar(since.date())),
         "day": table["day"],
-        # How many operations a send to a topic makes depends on its name.
+        # The number of operations of a send depends on the topic, so its name must stay.
         "no_entity": pc.if_else(pc.is_in(pc.utf8_lower(table["entity"]), copied), table["entity"], ""),
         "side": pc.if_else(is_billed, sides, table["stage"]),
         "entity": table["entity"],
@@ -173,8 +173,8 @@ def views_of(table: pa.Table, since: datetime, subscriptions: Mapping[str, int])
         )
         keys = ["day", "namespace", "entity", "operation", "stage", "outcome"]
         sums = slim.group_by(keys).aggregate([("units", "sum"), ("transferred", "sum")])
-        found = usages(sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names]), subscriptions)
-        return found if entity == "entity" else _merged(one._replace(entity="") for one in found)
+        used = usages(sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names]), subscriptions)
+        return used if entity == "entity" else _merged(row._replace(entity="") for row in used)
 
     return Views(
         billed("month", "no_entity", "stage"), billed("month", "entity", "side"), billed("day", "no_entity", "side")
@@ -190,10 +190,10 @@ def summed_cost(
     until: datetime,
     days: Collection[date] | None = None,
 ) -> Cost:
-    """Bill what was used in a period, and sum it up. Time is charged for `days` only, if they are given.
+    """Bill the usage of a period, and sum it up. Time is charged only for `days` if they are given.
 
     Raises:
-        ValueError: The times are no period with a time zone, or a usage lies outside.
+        ValueError: The times have no time zone or are in the wrong order, or a usage lies outside.
         PriceError: The book lacks a tier of the contract.
     """
     whole, by_entity, by_day = (bill(usage, book, contract, since=since, until=until, days=days) for usage in views)
@@ -216,48 +216,48 @@ def summed_cost(
 
 def _merged(usage: Iterable[Usage]) -> list[Usage]:
     sums: dict[tuple[Any, ...], list[int]] = {}
-    for one in usage:
-        found = sums.setdefault(one[:4], [0, 0, 0])
-        found[0] += one.operations
-        found[1] += one.unanswered
-        found[2] += one.transferred
+    for row in usage:
+        values = sums.setdefault(row[:4], [0, 0, 0])
+        values[0] += row.operations
+        values[1] += row.unanswered
+        values[2] += row.transferred
     return [Usage(*key, *values) for key, values in sums.items()]
 
 
 def part_of(lines: Iterable[Line]) -> Part:
-    """The sum of some lines."""
+    """Return the sum of lines of a bill."""
     own: list[Line] = []
     added: list[Line] = []
-    for one in lines:
-        (added if one.usage.is_pairing else own).append(one)
+    for line in lines:
+        (added if line.usage.is_pairing else own).append(line)
     return Part(
-        sum(one.usage.operations for one in own),
-        sum(one.usage.operations for one in added),
-        _add(one.amount for one in own),
-        _add(one.amount for one in added),
+        sum(line.usage.operations for line in own),
+        sum(line.usage.operations for line in added),
+        _add(line.amount for line in own),
+        _add(line.amount for line in added),
     )
 
 
 def total_of(parts: Iterable[Part]) -> Part:
-    """The sum of parts."""
-    every = list(parts)
+    """Return the sum of parts."""
+    parts = list(parts)
     return Part(
-        sum(one.application_operations for one in every),
-        sum(one.pairing_operations for one in every),
-        _add(one.application for one in every),
-        _add(one.pairing for one in every),
+        sum(part.application_operations for part in parts),
+        sum(part.pairing_operations for part in parts),
+        _add(part.application for part in parts),
+        _add(part.pairing for part in parts),
     )
 
 
 def plain(amount: Decimal) -> str:
-    """All digits, no exponent."""
+    """Return an amount with all digits and without exponent."""
     return f"{amount.normalize():f}"
 
 
-def _sums(found: Bill, key: Callable[[Line], _Key]) -> dict[_Key, Part]:
+def _sums(bill: Bill, key: Callable[[Line], _Key]) -> dict[_Key, Part]:
     groups: defaultdict[_Key, list[Line]] = defaultdict(list)
-    for one in found.lines:
-        groups[key(one)].append(one)
+    for line in bill.lines:
+        groups[key(line)].append(line)
     return {name: part_of(group) for name, group in groups.items()}
 
 
@@ -266,15 +266,15 @@ def _place(stage: Stage) -> int:
     return order.index(stage) if stage in order else len(order)
 
 
-def _warnings(found: Bill, book: PriceBook) -> Iterable[str]:
-    yield "Connections are not in the ledger, nor in this bill."
-    moved = sum(one.usage.transferred for one in found.lines)
-    if moved and book.transfer_per_gb is None:
-        gigabytes = Decimal(moved) / GB
-        yield f"Transfer between regions ({gigabytes:,.3f} GB) has no price in the price book, and is not in this bill."
-    open_ones = sum(one.usage.unanswered for one in found.lines)
-    if open_ones:
-        yield f"{open_ones:,} operations got no answer. They are in this bill, though some may not have been billed."
+def _warnings(bill: Bill, book: PriceBook) -> Iterable[str]:
+    yield "Connections are not in the ledger, so they are not in this bill."
+    transferred = sum(line.usage.transferred for line in bill.lines)
+    if transferred and book.transfer_per_gb is None:
+        gigabytes = Decimal(transferred) / GB
+        yield f"Transfer between regions ({gigabytes:,.3f} GB) is not in this bill: the price book has no price for it."
+    unanswered = sum(line.usage.unanswered for line in bill.lines)
+    if unanswered:
+        yield f"{unanswered:,} operations got no answer. They are in this bill, but some may not have been billed."
 
 
 def _add(amounts: Iterable[Decimal]) -> Decimal:

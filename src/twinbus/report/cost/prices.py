@@ -1,6 +1,6 @@
-"""The price book: what the service charges. Prices are data; users can bring their own file.
+"""Load the price book: what the service charges. Prices are data, and users can give their own file.
 
-Money is `Decimal`, exact to the last digit: what would have to be rounded raises instead.
+Money is `Decimal`, exact to the last digit: arithmetic that would round raises instead.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _TIER = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 
 
 def exact() -> Context:
-    """Arithmetic that raises `decimal.Inexact` rather than round."""
+    """Return a decimal context that raises `decimal.Inexact` instead of rounding."""
     return Context(prec=100, traps=[Inexact, InvalidOperation, DivisionByZero, Overflow])
 
 
 class PriceError(ValueError):
-    """Something is wrong with a price book: names the file, the field and what is allowed."""
+    """A price book is wrong. The message names the file, the field and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What lies above so many a month costs so much, up to the next step."""
+    """The price of a monthly quantity above a bound, up to the next step."""
 
     above: int
     price: Decimal
@@ -47,18 +47,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A price that changes with the quantity of a month. `price` is for `per` of them."""
+    """A price that depends on the monthly quantity. `price` is for `per` units."""
 
     per: int = 1
     steps: tuple[Step, ...] = ()
 
     @property
     def included(self) -> int | None:
-        """How many a month cost nothing; None if all."""
+        """The monthly quantity that costs nothing; None if all of it."""
         return self.steps[0].above if self.steps else None
 
     def charge(self, quantity: int | Decimal) -> Decimal:
-        """What so many in a month cost."""
+        """Return the price of a monthly quantity."""
         with localcontext(exact()):
             amount = Decimal(0)
             rest = Decimal(quantity)
@@ -70,11 +70,11 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of a tier; None where there is none."""
+    """The limits of a tier; None for no limit."""
 
-    #: What a namespace may do in a second: a send, a receive and a peek take one for each message.
+    #: Credits of a namespace per second: a send, a receive and a peek take one for each message.
     credits_per_second: int | None = None
-    #: The largest message, all properties included.
+    #: The largest message, with all properties.
     message_bytes: int | None = None
     #: The largest queue.
     queue_bytes: int | None = None
@@ -84,7 +84,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """What one tier costs."""
+    """The prices and limits of one tier."""
 
     name: str
     #: Once per subscription.
@@ -98,17 +98,17 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceBook:
-    """What the service charges, in which currency, as of when, and who says so."""
+    """The prices of the service, with currency, date and source."""
 
     currency: str
     date: date
     source: str
     tiers: Mapping[str, Tier]
-    #: For a GB between regions; None if nobody has said.
+    #: For a GB between regions; None if it is not known.
     transfer_per_gb: Decimal | None = None
 
     def tier(self, name: str) -> Tier:
-        """Raises `PriceError` for a tier that is not in the book."""
+        """Return a tier. Raises `PriceError` if it is not in the book."""
         try:
             return self.tiers[name]
         except KeyError:
@@ -116,10 +116,10 @@ class PriceBook:
 
 
 def load_prices(path: Path | None = None) -> PriceBook:
-    """The price book in a file, or the one that is shipped.
+    """Return the price book in a file, or the one that is shipped.
 
     Raises:
-        PriceError: The file cannot be read, or something in it is wrong.
+        PriceError: The file cannot be read, or a field is wrong.
     """
     if path is None:
         shipped = files("twinbus.report.cost").joinpath("price_books", DEFAULT_BOOK)
@@ -138,7 +138,7 @@ def load_prices(path: Path | None = None) -> PriceBook:
 
 
 def parse_prices(text: str, file: str = "prices") -> PriceBook:
-    """The price book in a TOML text; `file` is what errors call it.
+    """Return the price book in a TOML text; errors name it `file`.
 
     Raises:
         PriceError: Names the field and the bound.
@@ -150,7 +150,7 @@ def parse_prices(text: str, file: str = "prices") -> PriceBook:
     except InvalidOperation:
         raise PriceError(f"{file}: not TOML: a number with an impossible exponent") from None
     book = _Fields(file, "", table)
-    found = PriceBook(
+    prices = PriceBook(
         currency=book.text("currency", _CURRENCY, "three capital letters, such as USD"),
         date=book.date("date"),
         source=book.text("source"),
@@ -158,11 +158,11 @@ def parse_prices(text: str, file: str = "prices") -> PriceBook:
         tiers=_tiers(book),
     )
     book.end()
-    return found
+    return prices
 
 
 def checked_price(name: str, value: object) -> Decimal:
-    """A price that can be reckoned with; `name` is what errors call it. Raises `PriceError`."""
+    """Return a price within the bounds. Raises `PriceError`, which names it `name`."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise PriceError(f"{name} must be a number, not {_shown(value)}")
     price = Decimal(value)
@@ -206,7 +206,7 @@ def _tier(name: str, table: _Fields) -> Tier:
 
 
 class _Fields:
-    """The fields of one table, taken one by one; `end` refuses what nobody has asked for."""
+    """The fields of one TOML table. `end` refuses fields that were not read."""
 
     def __init__(self, file: str, path: str, given: Mapping[str, Any]) -> None:
         self.given = given
@@ -214,11 +214,11 @@ class _Fields:
         self._path = path
         self._known: list[str] = []
 
-    def refuse(self, name: str, what: str) -> NoReturn:
-        raise PriceError(f"{self._file}: {self._where(name)} {what}")
+    def refuse(self, name: str, reason: str) -> NoReturn:
+        raise PriceError(f"{self._file}: {self._where(name)} {reason}")
 
     def _where(self, name: str) -> str:
-        # A name may be anything that TOML takes: it must not talk to the terminal.
+        # A TOML name may contain control characters, which must not reach the terminal.
         shown = name if name.isprintable() else repr(name)
         return f"{self._path}.{shown}" if self._path and name else shown or self._path
 
@@ -237,12 +237,12 @@ class _Fields:
     def end(self) -> None:
         for name in self.given:
             if name not in self._known:
-                self.refuse(name, f"is not known here; there are {', '.join(self._known)}")
+                self.refuse(name, f"is not a known field; known are {', '.join(self._known)}")
 
-    def text(self, name: str, pattern: re.Pattern[str] | None = None, what: str = "text") -> str:
+    def text(self, name: str, pattern: re.Pattern[str] | None = None, expected: str = "text") -> str:
         value = self._take(name)
         if not isinstance(value, str) or (pattern and not pattern.fullmatch(value)):
-            self.refuse(name, f"must be {what}, not {_shown(value)}")
+            self.refuse(name, f"must be {expected}, not {_shown(value)}")
         if not 1 <= len(value) <= _MAX_TEXT or not value.isprintable():
             self.refuse(name, f"must be one line of 1 to {_MAX_TEXT} characters")
         return value
@@ -263,7 +263,7 @@ class _Fields:
             raise PriceError(f"{self._file}: {error}") from None
 
     def count(self, name: str, *, least: int) -> int | None:
-        """A whole number; None if it is not given."""
+        """Return a whole number; None if it is missing."""
         if not self.has(name):
             return None
         value = self._take(name)
@@ -280,24 +280,24 @@ class _Fields:
         return _Fields(self._file, self._where(name), value)
 
     def steps(self, name: str, price: str) -> tuple[Step, ...]:
-        """A scale; none if it is not given."""
+        """Return the steps of a scale; none if it is missing."""
         if not self.has(name):
             return ()
         value = self._take(name)
-        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value) or not value:
+        if not isinstance(value, list) or not all(isinstance(table, dict) for table in value) or not value:
             self.refuse(name, f"must be a list of steps, such as [{{ above = 0, {price} = 0.05 }}]")
-        found = []
-        for number, one in enumerate(value):
-            step = _Fields(self._file, f"{self._where(name)}[{number}]", one)
+        steps: list[Step] = []
+        for number, table in enumerate(value):
+            step = _Fields(self._file, f"{self._where(name)}[{number}]", table)
             above = step.count("above", least=0)
             if above is None:
                 step.refuse("above", "is missing")
-            found.append(Step(above, step.price(price)))
+            steps.append(Step(above, step.price(price)))
             step.end()
-        for number, (earlier, later) in enumerate(pairwise(found), start=1):
+        for number, (earlier, later) in enumerate(pairwise(steps), start=1):
             if later.above <= earlier.above:
                 self.refuse(f"{name}[{number}].above", f"must be more than {earlier.above}, not {later.above}")
-        return tuple(found)
+        return tuple(steps)
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Bill what a ledger has used, from the table `usage`. Needs no Spark."""
+"""Compute the bill of a ledger from the table `usage`. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Period:
 
     @classmethod
     def of_days(cls, first: date, last: date | None = None) -> Period:
-        """From the first day to the last, both included; one day if no last is given."""
+        """Return the period from the first to the last day, inclusive; one day without `last`."""
         days = (last or first) - first + timedelta(days=1)
         since = datetime(first.year, first.month, first.day, tzinfo=UTC)
         return cls(since, since + days)
@@ -43,13 +43,13 @@ class Period:
         return (self.until - _MICROSECOND).date()
 
     def within(self, other: Period) -> Period | None:
-        """The hours that are in both periods; None if there are none."""
+        """Return the hours that are in both periods; None if there are none."""
         since, until = max(self.since, other.since), min(self.until, other.until)
         return Period(since, until) if since < until else None
 
 
 def period_of(usage: pa.Table) -> Period | None:
-    """The hours from the first to the last row of a table `usage`; None if it is empty."""
+    """Return the hours from the first to the last row of a table `usage`; None if it is empty."""
     first, last = (pc.min_max(micros(usage[name])) for name in ("first_time", "last_time"))
     if not first["min"].is_valid or not last["max"].is_valid:
         return None
@@ -57,22 +57,22 @@ def period_of(usage: pa.Table) -> Period | None:
 
 
 def days_of(usage: pa.Table) -> frozenset[date]:
-    """The days of which a table `usage` has rows."""
+    """Return the days for which a table `usage` has rows."""
     return frozenset(pc.unique(usage["day"]).to_pylist())
 
 
 def hours_within(table: pa.Table, period: Period) -> pa.Table:
-    """The rows of a table whose `hour` lies in a period."""
-    since, until = (pa.scalar((one - _EPOCH) // _MICROSECOND).cast(TIMESTAMP) for one in (period.since, period.until))
+    """Return the rows of a table whose `hour` lies in a period."""
+    since, until = (pa.scalar((at - _EPOCH) // _MICROSECOND).cast(TIMESTAMP) for at in (period.since, period.until))
     return table.filter(pc.and_(pc.greater_equal(table["hour"], since), pc.less(table["hour"], until)))
 
 
 def usages(table: pa.Table, subscriptions: Mapping[str, int] | None = None) -> list[Usage]:
-    """What is billed, as `units.usage_of` counts it. Rows with codes of a later release are left out.
+    """Return the billed usage, counted as by `billed_units.usage_of`. Codes of a later release are ignored.
 
     Args:
         table: The table `usage`.
-        subscriptions: Subscriptions of each topic.
+        subscriptions: Number of subscriptions of each topic.
 
     Raises:
         ValueError: A number of subscriptions is out of bounds.
@@ -88,7 +88,7 @@ def usages(table: pa.Table, subscriptions: Mapping[str, int] | None = None) -> l
             "namespace": table["namespace"],
             "entity": table["entity"],
             "stage": table["stage"],
-            # Copies are made where a message is sent to the topic itself, not to the backlog.
+            # Copies are made when a message is sent to the topic itself, not to the backlog.
             "is_copied": pc.and_(
                 _is_in(table["operation"], words_of(COPIED)),
                 pc.equal(table["namespace"], word_of(NamespaceRole.PRIMARY)),
@@ -101,15 +101,15 @@ def usages(table: pa.Table, subscriptions: Mapping[str, int] | None = None) -> l
     sums = slim.group_by(["day", "namespace", "entity", "stage", "is_copied"]).aggregate(
         [("units", "sum"), ("unanswered", "sum"), ("transferred", "sum")]
     )
-    found: dict[tuple[date, NamespaceRole, str, Stage], list[int]] = {}
+    counts: dict[tuple[date, NamespaceRole, str, Stage], list[int]] = {}
     for row in sums.to_pylist():
         times = 1 + copies.get(row["entity"].lower(), 0) if row["is_copied"] else 1
         key = (row["day"], roles[row["namespace"]], row["entity"], stages[row["stage"]])
-        values = found.setdefault(key, [0, 0, 0])
+        values = counts.setdefault(key, [0, 0, 0])
         values[0] += row["units_sum"] * times
         values[1] += row["unanswered_sum"] * times
         values[2] += row["transferred_sum"]
-    return [Usage(*key, *values) for key, values in sorted(found.items())]
+    return [Usage(*key, *values) for key, values in sorted(counts.items())]
 
 
 def cost_of(
@@ -121,9 +121,9 @@ def cost_of(
     subscriptions: Mapping[str, int] | None = None,
     connections: Connections | None = None,
 ) -> Bill:
-    """The bill of a period, or of all hours from the first to the last row.
+    """Return the bill of a period, or of all hours from the first to the last row.
 
-    No time is charged that no row covers: hours before the first and after the last row, and days without rows.
+    Hours before the first row and after the last row, and days without rows, are not charged.
 
     Args:
         usage: The whole table `usage`.
@@ -147,5 +147,5 @@ def _is_in(column: pa.ChunkedArray, words: list[str]) -> pa.ChunkedArray:
 
 
 def _hour(us: int) -> datetime:
-    """The start of the hour of a moment."""
+    """Return the start of the hour of a time."""
     return _EPOCH + timedelta(microseconds=us - us % _HOUR_US)

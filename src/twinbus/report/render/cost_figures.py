@@ -1,9 +1,10 @@
-"""What it cost, drawn: by stage, by day and by entity."""
+"""Figures of the cost: by stage, by day and by entity."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from twinbus.report.cost.billing import Charge, Item
 from twinbus.servicebus.entity_paths import parse_backlog_path
@@ -13,19 +14,19 @@ from ..cost.period_costs import STAGE_TEXTS, Cost, Part, total_of
 from . import formats, plots
 from .plots import ROWS, Figure
 
-#: Entities that are drawn; the table has more, and `--json` all.
+#: Entities that are drawn. The table has more, `--json` has all.
 BARS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What lengths stand for: money or, where everything was included in the tier, operations."""
+    """The unit of bars: money or, if all operations are included in the tier, operations."""
 
     currency: str
     is_money: bool
 
     def sides(self, part: Part) -> tuple[float, float]:
-        """The application's and pairing's."""
+        """Return the parts of the application and of pairing."""
         if self.is_money:
             return float(part.application), float(part.pairing)
         return part.application_operations, part.pairing_operations
@@ -44,20 +45,25 @@ class Measure:
 class CostView:
     cost: Cost
     measure: Measure
-    #: Each with its caption.
     figures: Sequence[Figure]
+    #: Rows of the bill.
     charges: Sequence[tuple[str, ...]]
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether a plot shows days without rows."""
+        return any(drawn.has_gaps for drawn in self.figures)
 
 
 def cost_view(cost: Cost) -> CostView:
-    """The plots of a bill; one that would have a single bar is left out."""
+    """Return the plots of a bill, without those that would have a single bar."""
     measure = Measure(cost.book.currency, bool(cost.whole.amount))
     figures = [_stages(cost, measure)]
     if len(cost.days) > 1:
         figures.append(_days(cost, measure))
     if len(cost.entities) > 1:
         figures.append(_entities(cost, measure))
-    return CostView(cost, measure, figures, [_charge_cells(one) for one in cost.bill.charges if one.quantity])
+    return CostView(cost, measure, figures, [_charge_cells(charge) for charge in cost.bill.charges if charge.quantity])
 
 
 def _stages(cost: Cost, measure: Measure) -> Figure:
@@ -82,11 +88,16 @@ def _stages(cost: Cost, measure: Measure) -> Figure:
 
 def _days(cost: Cost, measure: Measure) -> Figure:
     rows = []
-    for day, part in cost.days.items():
+    first, last = min(cost.days), max(cost.days)
+    for day in (first + timedelta(days=number) for number in range((last - first).days + 1)):
         label = f"{day.day} {formats.month(day.year, day.month)[:3]}"
+        part = cost.days.get(day)
+        if part is None:
+            rows.append(plots.Column(label, 0, 0, f"{label}: {plots.NO_DATA}"))
+            continue
         added = measure.text(Part(0, part.pairing_operations, pairing=part.pairing))
         rows.append(plots.Column(label, *measure.sides(part), f"{label}: {measure.text(part)}, of it pairing {added}"))
-    highest = max(cost.days.values(), key=lambda one: sum(measure.sides(one)))
+    highest = max(cost.days.values(), key=lambda part: sum(measure.sides(part)))
     cells = [
         (day.isoformat(), formats.number(part.operations), formats.money(part.application), formats.money(part.pairing))
         for day, part in cost.days.items()
@@ -98,6 +109,7 @@ def _days(cost: Cost, measure: Measure) -> Figure:
         cells[-ROWS:],
         left_out=max(0, len(cells) - ROWS),
         caption=f"By day (UTC), {measure.name}",
+        has_gaps=len(rows) > len(cost.days),
     )
 
 
@@ -106,7 +118,7 @@ def _entities(cost: Cost, measure: Measure) -> Figure:
     drawn = [(name, part) for name, part in cost.entities.items() if name not in queues][:BARS]
     if queues:
         drawn.append((f"backlog queues ({len(queues)})", total_of(queues.values())))
-    every = list(cost.entities.items())
+    entities = list(cost.entities.items())
     cells = [
         (
             name,
@@ -115,16 +127,17 @@ def _entities(cost: Cost, measure: Measure) -> Figure:
             formats.money(part.application),
             formats.money(part.pairing),
         )
-        for name, part in every[:ROWS]
+        for name, part in entities[:ROWS]
     ]
-    largest = f"the {BARS} largest of {formats.number(len(every) - len(queues))}, "
+    count = len(entities) - len(queues)
+    largest = f"the {BARS} largest of {formats.number(count)}, " if count > BARS else ""
     return Figure(
         plots.bars([plots.Bar(name, *measure.sides(part), measure.text(part)) for name, part in drawn]),
         "Cost by entity",
         ("entity", "operations: application", "pairing", f"{measure.currency}: application", "pairing"),
         cells,
-        left_out=len(every) - len(cells),
-        caption=f"By entity, {largest if len(every) - len(queues) > BARS else ''}{measure.name}",
+        left_out=len(entities) - len(cells),
+        caption=f"By entity, {largest}{measure.name}",
     )
 
 

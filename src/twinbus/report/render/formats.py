@@ -1,4 +1,4 @@
-"""Numbers, times and names as people read them. All times are UTC."""
+"""Format numbers, times and names for people. All times are UTC."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from decimal import ROUND_HALF_UP, Decimal
 SECOND, MINUTE, HOUR, DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000  # microseconds
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-#: Stands for nothing in a table, and for *to* between two times.
+#: An empty cell of a table; also *to* between two times.
 NONE = "\N{EN DASH}"
 _CENT = Decimal("0.01")
 _MILLION = 1_000_000
-#: Larger counts are shown in millions where room is scarce.
+#: Counts from here on are shown in millions where room is scarce.
 _MANY = 10 * _MILLION
+_NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def at(us: int) -> datetime:
-    """A moment of the ledger as a datetime."""
+    """Return a time of the ledger as a datetime."""
     return _EPOCH + timedelta(microseconds=us)
 
 
@@ -26,20 +27,20 @@ def number(count: int) -> str:
 
 
 def short_number(count: int) -> str:
-    """A count that fits anywhere: 9,999,999 is written out, 12,345,678 is 12.3 million."""
+    """Return a short count: 9,999,999 is written out, 12,345,678 is 12.3 million."""
     if abs(count) < _MANY:
         return number(count)
     return f"{count / _MILLION:,.1f} million" if abs(count) < 1_000 * _MILLION else f"{count / 1e9:,.1f} billion"
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """`1 message`, `2 messages`."""
+    """Return a count with its noun: `1 message`, `2 messages`."""
     return f"{number(count)} {one if count == 1 else many or one + 's'}"
 
 
 def duration(us: float) -> str:
-    """A length of time in at most two units: 4.2 ms, 41 s, 2 min 5 s, 3 h 10 min, 2 days 4 h. It is not broken."""
-    return _duration(us).replace(" ", "\N{NO-BREAK SPACE}")
+    """Return at most two units, without line breaks: 4.2 ms, 41 s, 2 min 5 s, 3 h 10 min, 2 days 4 h."""
+    return _duration(us).replace(" ", _NO_BREAK_SPACE)
 
 
 def _duration(us: float) -> str:
@@ -70,35 +71,35 @@ def _two(count: int, base: int, large: str, small: str) -> str:
 
 
 def moment(us: int, *, seconds: bool = False) -> str:
-    """Such as 3 Nov 2026 14:05, UTC."""
+    """Return a time such as 3 Nov 2026 14:05, UTC."""
     return f"{day(us)} {at(us).year} {clock(us, seconds=seconds)}"
 
 
 def clock(us: int, *, seconds: bool = False) -> str:
-    """Such as 14:05, or 14:05:09."""
+    """Return a time of day such as 14:05, or 14:05:09."""
     return f"{at(us):%H:%M:%S}" if seconds else f"{at(us):%H:%M}"
 
 
 def day(us: int) -> str:
-    """Such as 3 Nov."""
-    found = at(us)
-    return f"{found.day} {_MONTHS[found.month - 1]}"
+    """Return a day such as 3 Nov."""
+    time = at(us)
+    return f"{time.day} {_MONTHS[time.month - 1]}"
 
 
 def month(year: int, number_of_month: int) -> str:
-    """Such as Nov 2026."""
+    """Return a month such as Nov 2026."""
     return f"{_MONTHS[number_of_month - 1]} {year}"
 
 
 def span(since: int, until: int) -> str:
-    """Two moments, the day said once if it is the same."""
+    """Return a range of time; a common day is written once."""
     if at(since).date() == at(until).date():
         return f"{moment(since)}{NONE}{clock(until)}"
     return f"{moment(since)} {NONE} {moment(until)}"
 
 
 def money(amount: Decimal) -> str:
-    """To the cent; what is less than a cent with two digits that say something, so that it is not shown as nothing."""
+    """Return an amount in cents; less than a cent keeps two significant digits, so that it is not shown as zero."""
     if amount and abs(amount) < _CENT:
         digits = Decimal(1).scaleb(amount.adjusted() - 1)
         return f"{amount.quantize(digits, ROUND_HALF_UP).normalize():f}" if amount.adjusted() >= -9 else "< 0.000000001"
@@ -106,7 +107,7 @@ def money(amount: Decimal) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share that is 100% or 0% only if it is all or nothing."""
+    """Return a share. Only all is 100%, only none is 0%."""
     if not whole:
         return NONE
     if part in (0, whole):
@@ -118,12 +119,14 @@ def percent(part: int, whole: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Names and ids come from anywhere: what controls a terminal, or the direction of text, is shown as a mark."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    """Replace characters that control a terminal or the direction of text; names and ids come from anywhere."""
+    return "".join(
+        letter if letter.isprintable() or letter == _NO_BREAK_SPACE else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
 
 
 def place(url: str) -> str:
-    """A folder or URL as it may be shown: passwords and signatures that a URL may carry are left out."""
+    """Return a folder or URL without the passwords and signatures that a URL may contain."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url
@@ -135,5 +138,5 @@ def place(url: str) -> str:
 
 
 def iso(us: int | None) -> str | None:
-    """For programs: 2026-11-03T14:05:09.123456Z."""
+    """Return a time for programs: 2026-11-03T14:05:09.123456Z."""
     return None if us is None else at(us).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

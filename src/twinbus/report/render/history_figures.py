@@ -1,12 +1,15 @@
-"""What happened, drawn: the whole period, and each of its largest incidents."""
+"""Figures of the history: the whole period, and each of its largest incidents."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 
 from twinbus.report.outages import Outage
 
+from ..coverage import Span, gaps_between
 from ..document import Report
 from ..incidents import Incident, Interval, State, Timeline, states_over_time
 from ..stories import incident_story
@@ -14,9 +17,11 @@ from . import formats, plots
 from .axes import TimeAxis, padded
 from .plots import ROWS, Figure
 
-#: How much is drawn; the rest is summed up, and `--json` has all of it.
-LANES, INCIDENT_LANES = 24, 16
+#: Limits of what is drawn. The rest is summed up, and `--json` has all of it.
+TRACKS, INCIDENT_TRACKS = 24, 16
 INCIDENTS = 6
+#: Time that the plot of an incident shows at least.
+_SHORTEST = 10 * formats.SECOND
 OUTAGE_HEADS = (
     "entity",
     "suspected (UTC)",
@@ -25,66 +30,93 @@ OUTAGE_HEADS = (
     "to drain",
     "diverted",
     "moved",
-    "put aside",
+    "dead-lettered",
     "pings",
-    "in the backlog: half within",
-    "longest",
+    "half left the backlog within",
+    "the last one",
 )
 
 
 def largest(incidents: Sequence[Incident]) -> list[Incident]:
-    """The incidents that are drawn one by one: those with the most messages, and those that are not over; in order."""
-    ranked = sorted(incidents, key=lambda one: (one.is_over, -one.total("diverted"), -one.began))
-    return sorted(ranked[:INCIDENTS], key=lambda one: one.began)
+    """Return the incidents that get a plot of their own, by start: open ones, then those with the most messages."""
+    ranked = sorted(
+        incidents,
+        key=lambda incident: (incident.is_over, incident.is_forced, -incident.total("diverted"), -incident.began),
+    )
+    return sorted(ranked[:INCIDENTS], key=lambda incident: incident.began)
 
 
 def overview(report: Report) -> Figure | None:
-    """The whole period: each entity's states, and the depth of the backlog."""
-    if report.period is None or not report.outages:
+    """Draw the states of each entity and the depth of the backlog; None if one plot of an incident shows the same."""
+    if report.period is None or len(report.incidents) + len(report.forced_incidents) < 2:
         return None
-    axis = TimeAxis(report.period.since, report.period.until)
+    axis = TimeAxis(report.period.since, report.seen_until)
     diverted = _diverted(report)
-    ranked = sorted(report.timelines, key=lambda one: (-diverted[one.pairing, one.entity], one.entity))
-    has_pairings = len({one.pairing for one in report.timelines}) > 1
-    lanes = [
-        plots.Lane(
-            _lane_name(one, has_pairings),
-            one.intervals,
-            formats.short_number(diverted[one.pairing, one.entity]),
-            title=f"{one.entity} ({one.pairing})",
+    ranked = sorted(
+        report.timelines, key=lambda timeline: (-diverted[timeline.pairing, timeline.entity], timeline.entity)
+    )
+    has_pairings = len({timeline.pairing for timeline in report.timelines}) > 1
+    tracks = [
+        plots.Track(
+            _track_name(timeline, has_pairings),
+            timeline.intervals,
+            report.coverage.of(timeline.pairing, timeline.entity),
+            formats.short_number(diverted[timeline.pairing, timeline.entity]),
+            title=f"{timeline.entity} ({timeline.pairing})",
         )
-        for one in ranked[:LANES]
+        for timeline in ranked[:TRACKS]
     ]
     areas = [_depth_area(report, axis)]
-    if len(ranked) > LANES:
-        areas.insert(0, _away_area([interval for one in ranked for interval in one.intervals]))
-    every = [(_lane_name(one, has_pairings), interval) for one in ranked for interval in one.intervals]
-    cells = [(name, plots.interval_text(interval)) for name, interval in every[:ROWS]]
+    if len(ranked) > TRACKS:
+        areas.insert(0, _failed_over_area([interval for timeline in ranked for interval in timeline.intervals]))
+    texts = [(_track_name(timeline, has_pairings), text) for timeline in ranked for text in _texts(report, timeline)]
+    plot = _time_plot(report, axis, tracks, areas)
     return Figure(
-        plots.TimePlot(axis, lanes, areas, note="diverted").draw(),
-        f"Timeline of {len(ranked)} entities with {len(report.outages)} outages, and the depth of the backlog",
-        ("entity", "state"),
-        cells,
-        left_out=len(every) - len(cells),
+        plot.draw(),
+        f"Timeline of {_entities(len(ranked))}, and the depth of the backlog",
+        ("entity", "state (UTC)"),
+        texts[:ROWS],
+        left_out=max(0, len(texts) - ROWS),
         caption=_overview_caption(len(ranked)),
+        has_gaps=plot.has_gaps,
     )
 
 
+def _time_plot(
+    report: Report, axis: TimeAxis, tracks: Sequence[plots.Track], areas: Sequence[plots.Area]
+) -> plots.TimePlot:
+    period = Span(report.period.since, report.seen_until) if report.period else Span(axis.since, axis.until)
+    return plots.TimePlot(axis, period, report.coverage.spans, tracks, areas, note="diverted")
+
+
+def _texts(report: Report, timeline: Timeline) -> Iterator[str]:
+    """Yield the states of an entity and the time without rows between them, in words and in order."""
+    if report.period is None:
+        return
+    states = [(interval.since, plots.interval_text(interval)) for interval in timeline.intervals]
+    gaps = gaps_between(report.coverage.of(timeline.pairing, timeline.entity), report.period.since, report.seen_until)
+    for _, text in merge(states, [(gap.since, plots.gap_text(gap)) for gap in gaps]):
+        yield text
+
+
+def _entities(count: int) -> str:
+    return formats.plural(count, "entity", "entities")
+
+
 def _overview_caption(count: int) -> str:
-    if count > LANES:
-        return f"of {formats.number(count)} entities that had an outage, those with the most diverted messages"
-    return "every entity that had an outage"
+    if count > TRACKS:
+        return f"the {TRACKS} of {formats.number(count)} affected entities with the most diverted messages"
+    return "every affected entity"
 
 
-def _lane_name(timeline: Timeline, has_pairings: bool) -> str:
+def _track_name(timeline: Timeline, has_pairings: bool) -> str:
     return f"{timeline.entity} · {timeline.pairing}" if has_pairings else timeline.entity
 
 
 def _diverted(report: Report) -> dict[tuple[str, str], int]:
-    sums: dict[tuple[str, str], int] = {}
-    for one in report.outages:
-        key = one.pairing, one.entity
-        sums[key] = sums.get(key, 0) + one.diverted
+    sums: Counter[tuple[str, str]] = Counter()
+    for outage in (*report.outages, *report.forced_failovers):
+        sums[outage.pairing, outage.entity] += outage.diverted
     return sums
 
 
@@ -95,10 +127,10 @@ def _depth_area(report: Report, axis: TimeAxis) -> plots.Area:
     return plots.Area("messages in the backlog", within.series, note)
 
 
-def _away_area(intervals: Sequence[Interval]) -> plots.Area:
-    series = states_over_time(intervals, [State.FAILED_OVER])
-    most = max((one.depth for one in series), default=0)
-    return plots.Area("entities failed over", series, f"most {formats.number(most)}", "away")
+def _failed_over_area(intervals: Sequence[Interval]) -> plots.Area:
+    series = states_over_time(intervals, [State.FAILED_OVER, State.FORCED])
+    most = max((point.depth for point in series), default=0)
+    return plots.Area("entities failed over", series, f"peak {formats.number(most)}", "away")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,43 +142,55 @@ class IncidentView:
 
 
 def incident_view(report: Report, incident: Incident) -> IncidentView:
-    """One incident, its time axis as wide as the page."""
-    until = _end(incident, report.period.until if report.period else incident.began)
-    axis = padded(incident.began, max(until, incident.began + formats.MINUTE))
-    mine = {(one.pairing, one.entity): one for one in sorted(incident.outages, key=lambda one: one.diverted)}
-    timelines = {(one.pairing, one.entity): one for one in report.timelines}
-    ranked = sorted(mine.values(), key=lambda one: (-one.diverted, one.entity))
-    lanes = [
-        plots.Lane(
-            one.entity,
-            timelines[one.pairing, one.entity].intervals,
-            formats.short_number(one.diverted),
-            title=f"{one.entity} ({one.pairing})",
+    """Return the view of one incident; its time axis fills the width."""
+    until = _end(incident, report.seen_until if report.period else incident.began)
+    axis = _incident_axis(report, incident.began, until)
+    outages = {
+        (outage.pairing, outage.entity): outage
+        for outage in sorted(incident.outages, key=lambda outage: outage.diverted)
+    }
+    timelines = {(timeline.pairing, timeline.entity): timeline for timeline in report.timelines}
+    ranked = sorted(outages.values(), key=lambda outage: (-outage.diverted, outage.entity))
+    tracks = [
+        plots.Track(
+            outage.entity,
+            timelines[outage.pairing, outage.entity].intervals,
+            report.coverage.of(outage.pairing, outage.entity),
+            formats.short_number(outage.diverted),
+            title=f"{outage.entity} ({outage.pairing})",
         )
-        for one in ranked[:INCIDENT_LANES]
+        for outage in ranked[:INCIDENT_TRACKS]
     ]
     areas = [_depth_area(report, axis)]
-    if len(ranked) > INCIDENT_LANES:
-        areas.insert(0, _away_area([interval for key in mine for interval in timelines[key].intervals]))
-    cells = [_outage_cells(one) for one in ranked[:ROWS]]
+    if len(ranked) > INCIDENT_TRACKS:
+        areas.insert(0, _failed_over_area([interval for key in outages for interval in timelines[key].intervals]))
+    plot = _time_plot(report, axis, tracks, areas)
+    title = formats.span(incident.began, until) if incident.is_over else f"Since {formats.moment(incident.began)}"
     return IncidentView(
         incident,
-        formats.span(incident.began, until) if incident.is_over else f"Since {formats.moment(incident.began)}",
+        f"Failed over by hand: {title}" if incident.is_forced else title,
         incident_story(incident),
         Figure(
-            plots.TimePlot(axis, lanes, areas, note="diverted").draw(),
-            f"Timeline of {len(ranked)} entities in this outage, and the depth of the backlog",
+            plot.draw(),
+            f"Timeline of {_entities(len(ranked))}, and the depth of the backlog",
             OUTAGE_HEADS,
-            cells,
-            left_out=len(ranked) - len(cells),
+            [_outage_cells(outage) for outage in ranked[:ROWS]],
+            left_out=max(0, len(ranked) - ROWS),
+            has_gaps=plot.has_gaps,
         ),
     )
 
 
-def _end(incident: Incident, end: int) -> int:
-    """How far an incident is drawn: until it was over or, while it is not, to the end of the period.
+def _incident_axis(report: Report, began: int, until: int) -> TimeAxis:
+    """The time of an incident with some room on both sides, but not after the report was made."""
+    axis = padded(began, max(until, began + _SHORTEST))
+    return TimeAxis(axis.since, max(until, min(axis.until, report.seen_until)))
 
-    A drain that does not end may go on for weeks: of that only the beginning is drawn, or the outage would be a hair.
+
+def _end(incident: Incident, end: int) -> int:
+    """Return where the plot of an incident ends: when it was over, or at `end` if it is not.
+
+    A drain that does not end may last for weeks. Only its beginning is drawn, so that the outage stays visible.
     """
     recovered = incident.recovered
     if recovered is None:
@@ -157,7 +201,8 @@ def _end(incident: Incident, end: int) -> int:
 
 
 def _outage_cells(outage: Outage) -> tuple[str, ...]:
-    over, back, drained = outage.failed_over_at, outage.recovered_at, outage.drained_at
+    over = None if outage.is_forced else outage.failed_over_at
+    back, drained = outage.recovered_at, outage.drained_at
     drain = "not empty"
     if not outage.diverted:
         drain = formats.NONE

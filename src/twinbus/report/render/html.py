@@ -1,4 +1,4 @@
-"""A report as one HTML file: no script, nothing from the network, for phone and desktop, light, dark and print."""
+"""Render a report as one HTML file without scripts and network requests, for phone, desktop, light, dark and print."""
 
 from __future__ import annotations
 
@@ -15,32 +15,45 @@ from twinbus import __version__
 
 from ..document import Report
 from ..headline import MEANINGS
-from ..stories import card_texts, latency_name, moved_unseen_text
+from ..stories import card_texts, latency_name, moved_unseen_text, no_data_text, not_drawn_text
 from . import formats, plots
 from .cost_figures import cost_view
 from .history_figures import incident_view, largest, overview
 from .plots import ROWS, Figure
 
-#: Messages that are listed at once; more can be opened.
+#: Messages that are listed at once; a click opens the others.
 ANOMALIES = 12
-#: Words that have a column of their own whatever there is to tell.
+#: Times without rows that are listed.
+GAPS = 5
+#: Words that always have a column.
 ALWAYS = ("attempted", "acknowledged", "ok", "lost")
 
 
 def render(report: Report) -> str:
-    """The page."""
+    """Return the page."""
+    incidents = [*report.incidents, *report.forced_incidents]
+    history = overview(report)
+    views = [incident_view(report, incident) for incident in largest(incidents)]
+    figures = [view.figure for view in views] + ([history] if history else [])
+    words = {word: text for word, text in MEANINGS.items() if word in (report.summary or {})}
     return _template().render(
         report=report,
         cards=card_texts(report),
         moved_unseen=moved_unseen_text(report),
-        overview=overview(report),
-        incidents=[incident_view(report, one) for one in largest(report.incidents)],
+        overview=history,
+        incidents=views,
+        not_drawn=not_drawn_text(incidents, [view.incident for view in views]),
+        states=_states(report),
+        has_gaps=any(drawn.has_gaps for drawn in figures),
+        no_data=no_data_text(report),
         entities=_entities(report.summary),
         cost=cost_view(report.cost) if report.cost else None,
         latency=_latency(report),
-        meanings={word: text for word, text in MEANINGS.items() if word in (report.summary or {})},
+        tiles_shown={word: text for word, text in words.items() if report.summary and report.summary[word]},
+        zero_tiles={word: text for word, text in words.items() if report.summary and not report.summary[word]},
         version=__version__,
         rows=ROWS,
+        gaps=GAPS,
         anomalies=ANOMALIES,
     )
 
@@ -59,7 +72,7 @@ def _template() -> Template:
         span=formats.span,
         plural=formats.plural,
         style=Markup(_resource("report.css")),
-        state_texts=plots.STATE_TEXTS,
+        no_data_word=plots.NO_DATA,
     )
     return environment.from_string(_resource("report.html.jinja"))
 
@@ -69,17 +82,17 @@ def _resource(name: str) -> str:
 
 
 def _name(text: str) -> Markup:
-    """A name or an id from anywhere: without control characters, and kept from turning the text around it."""
+    """Return a name or an id without control characters, and isolated so that it cannot reverse the text around it."""
     return Markup("<bdi>{}</bdi>").format(formats.printable(text))
 
 
 @dataclass(frozen=True, slots=True)
 class Entities:
-    """The entities of a reconciliation: those with something to tell first, the others summed up."""
+    """The entities of a reconciliation, the worst first; those beyond the limit are counted."""
 
     shown: Sequence[Mapping[str, Any]]
     others: int
-    #: The words that are a column: those that no entity has anything to tell of are left out.
+    #: The columns: words that are zero for every entity are left out.
     words: Sequence[str]
 
 
@@ -87,35 +100,37 @@ def _entities(summary: Mapping[str, Any] | None) -> Entities | None:
     if summary is None or not summary["entities"]:
         return None
     troubles = ("lost", "unexpected", "in_flight", "dead_lettered", "duplicated", "recovered", "attempted")
-    every = sorted(summary["entities"], key=lambda one: ([-one[word] for word in troubles], one["entity"]))
-    shown = [{"subscriptions": {}, **one} for one in every[:ROWS]]
-    words = [word for word in MEANINGS if word in ALWAYS or any(one.get(word) for one in every)]
-    return Entities(shown, max(0, len(every) - ROWS), words)
+    ranked = sorted(summary["entities"], key=lambda row: ([-row[word] for word in troubles], row["entity"]))
+    shown = [{"subscriptions": {}, **row} for row in ranked[:ROWS]]
+    words = [word for word in MEANINGS if word in ALWAYS or any(row.get(word) for row in ranked)]
+    return Entities(shown, max(0, len(ranked) - ROWS), words)
+
+
+def _states(report: Report) -> dict[str, str]:
+    """The states that occur, with their names, for the legend."""
+    occurring = {interval.state for timeline in report.timelines for interval in timeline.intervals}
+    return {state.value: text for state, text in plots.STATE_TEXTS.items() if state in occurring}
 
 
 def _latency(report: Report) -> Figure | None:
-    """The percentiles of all entities together, by what was done."""
-    every = [one for one in report.latency if one.entity is None]
-    if not every:
-        return None
+    """Draw the percentiles of all entities together, by kind of operation."""
     rows = [
         plots.Range(
-            latency_name(one),
-            one.p50_us,
-            one.p90_us,
-            one.p99_us,
-            one.max_us,
-            f"{formats.duration(one.p50_us)} · {formats.duration(one.p99_us)}",
+            latency_name(percentiles),
+            percentiles.count,
+            percentiles.p50_us,
+            percentiles.p90_us,
+            percentiles.p99_us,
+            percentiles.max_us,
         )
-        for one in every
+        for percentiles in report.latency
+        if percentiles.entity is None
     ]
+    if not rows:
+        return None
     cells = [
-        (
-            latency_name(one),
-            formats.number(one.count),
-            *(formats.duration(value) for value in (one.p50_us, one.p90_us, one.p99_us, one.max_us)),
-        )
-        for one in every
+        (row.name, formats.number(row.count), *map(formats.duration, (row.p50, row.p90, row.p99, row.longest)))
+        for row in rows
     ]
-    heads = ("operation", "how many", "p50", "p90", "p99", "longest")
+    heads = ("operation", "operations", "p50", "p90", "p99", "longest")
     return Figure(plots.ranges(rows), "Latency of operations", heads, cells)

@@ -1,42 +1,54 @@
-"""Plots as SVG and HTML that fit any width: places are percentages, and text keeps its size on a phone.
+"""Plots as SVG and HTML that fit any width: positions are percentages, and text keeps its size on a phone.
 
-Nothing here is a script, and colours are classes of the page's style sheet: so the same plot is right in light, in
-dark and in print. Everything that is not a literal is escaped (`tag`), for names come from anywhere.
+There is no script, and colours are classes of the style sheet, so one plot serves light, dark and print. `tag` escapes
+everything that is not a literal, because names come from anywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from math import ceil
+from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
+from ..coverage import Span
 from ..incidents import Depth, Interval, State, highest
 from .axes import LogAxis, Tick, TimeAxis, count_ticks
-from .formats import duration, moment, number, printable, short_number
+from .formats import at, clock, duration, moment, number, printable, short_number
 
-#: Steps of an area that are drawn; each shows its highest point, so that no peak is lost.
+#: Columns of a time plot. Each column of an area shows its highest point, so no peak is lost.
 _DRAWN = 360
-#: Columns of an area that tell their value when one points at them.
-_TOLD = 72
+#: Columns of an area that show their value under the pointer.
+_HOVER_COLUMNS = 72
+#: Columns of a gap that is wide enough for its label, on a phone too.
+_LABELLED_GAP = 60
 _AREA_HEIGHT = 132
-#: About how wide a letter of a tick is, in percent of a plot on a desktop and on a phone.
+#: Approximate width of a letter of a tick, in percent of a plot on a desktop and on a phone.
 _WIDE_LETTER, _NARROW_LETTER = 1.0, 2.1
 #: Room above the highest grid line, for its label.
 _HEADROOM = 16
-_LANE_HEIGHT = 18
+_TRACK_HEIGHT = 18
 _AXIS_HEIGHT = 20
-#: So many rows a table has at most.
+#: Most rows of a table.
 ROWS = 100
-#: Lanes that are drawn even where there is little room.
+#: Tracks that are drawn on a phone too.
 _NEVER_SPARE = 10
 #: States differ in height as well as in colour.
-_STATE_BARS = {State.SUSPECT: (5, 8), State.FAILED_OVER: (2, 14), State.DRAINING: (7, 4)}
-STATE_TEXTS = {State.SUSPECT: "suspect", State.FAILED_OVER: "failed over", State.DRAINING: "draining the backlog"}
+_STATE_BARS = {State.SUSPECT: (5, 8), State.FAILED_OVER: (2, 14), State.FORCED: (3, 12), State.DRAINING: (7, 4)}
+STATE_TEXTS = {
+    State.SUSPECT: "suspect",
+    State.FAILED_OVER: "failed over",
+    State.FORCED: "failed over by hand",
+    State.DRAINING: "draining the backlog",
+}
+NO_DATA = "no data"
 
 
 def tag(name: str, *children: str | Markup, **attributes: str | float) -> Markup:
-    """An element; what is not `Markup` is escaped. `class_` is written `class`, `text_anchor` is `text-anchor`."""
+    """Return an element. What is not `Markup` is escaped; `class_` becomes `class`, `text_anchor` `text-anchor`."""
     written = Markup("").join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()
     )
@@ -47,34 +59,37 @@ def _svg(height: int, *children: Markup, class_: str = "plot") -> Markup:
     return tag("svg", *children, class_=class_, height=height, width="100%", aria_hidden="true", focusable="false")
 
 
-def _lane(name: str, plot: Markup, note: str = "", *, class_: str = "lane", title: str = "") -> Markup:
+def _track(name: str, plot: Markup, note: str = "", *, class_: str = "track", title: str = "") -> Markup:
     shown = printable(name)
-    label = tag("span", tag("bdi", shown), class_="lane-name", title=printable(title or name))
-    return tag("div", label, plot, tag("span", note, class_="lane-note"), class_=class_)
+    label = tag("span", tag("bdi", shown), class_="track-name", title=printable(title or name))
+    return tag("div", label, plot, tag("span", note, class_="track-note"), class_=class_)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot with what it shows in words and, for those who cannot see it, in a table."""
+    """A plot with a label, and a table of the same figures for readers who cannot see it."""
 
     plot: Markup
     label: str
     heads: Sequence[str]
     cells: Sequence[Sequence[str]]
-    #: How many rows the table lacks.
+    #: Rows that do not fit into the table.
     left_out: int = 0
     caption: str = ""
+    #: Whether the plot shows time without rows.
+    has_gaps: bool = False
 
 
 # ---- time ----
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """One entity of a timeline: its states, and a word about it."""
+class Track:
+    """One entity of a timeline: its states, the time of which there are rows, and a note."""
 
     name: str
     intervals: Sequence[Interval]
+    covered: Sequence[Span]
     note: str = ""
     title: str = ""
 
@@ -89,49 +104,100 @@ class Area:
     class_: str = "depth"
 
 
+class Run(NamedTuple):
+    """Neighbouring columns of a plot that have rows, or that have none."""
+
+    begin: int
+    end: int
+    is_covered: bool
+
+
 @dataclass(frozen=True, slots=True)
 class TimePlot:
-    """Lanes and areas over one time axis."""
+    """Tracks and areas over one time axis."""
 
     axis: TimeAxis
-    lanes: Sequence[Lane] = ()
+    #: Nothing but states is drawn outside the period of the report.
+    period: Span
+    #: The time of which there are rows of any entity. Open intervals are drawn to its end.
+    covered: Sequence[Span]
+    tracks: Sequence[Track] = ()
     areas: Sequence[Area] = ()
-    #: Written at the head of the right column.
+    #: Head of the right column.
     note: str = ""
     ticks: list[Tick] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ticks", self.axis.ticks())
 
-    def draw(self) -> Markup:
-        rows = [self._lane(one, is_spare=index >= _NEVER_SPARE) for index, one in enumerate(self.lanes)]
-        if self.note and rows:
-            rows.insert(0, _lane("", Markup(""), self.note, class_="lane lane-head"))
-        rows.extend(self._area(one) for one in self.areas)
-        rows.append(_lane("", _time_axis(self.ticks), class_="lane lane-axis"))
-        return tag("div", *rows, class_="lanes")
+    @property
+    def has_gaps(self) -> bool:
+        """Whether time without rows is drawn."""
+        spans = [self.covered] if self.areas else []
+        return any(
+            not run.is_covered
+            for each in (*spans, *(track.covered for track in self.tracks))
+            for run in self._runs(each)
+        )
 
-    def _lane(self, lane: Lane, is_spare: bool) -> Markup:
-        middle = _LANE_HEIGHT / 2
-        healthy = tag("line", x1="0%", x2="100%", y1=middle, y2=middle, class_="healthy")
-        seen = sorted(filter(self._is_seen, lane.intervals), key=lambda one: one.state is State.FAILED_OVER)
-        bars = [self._bar(one) for one in seen]  # what matters most is drawn last, on top
-        plot = _svg(_LANE_HEIGHT, *_grid(self.ticks, _LANE_HEIGHT), healthy, *bars)
-        return _lane(lane.name, plot, lane.note, class_="lane spare" if is_spare else "lane", title=lane.title)
+    def draw(self) -> Markup:
+        rows = [self._track(track, is_spare=index >= _NEVER_SPARE) for index, track in enumerate(self.tracks)]
+        if self.note and rows:
+            rows.insert(0, _track("", Markup(""), self.note, class_="track track-head"))
+        rows.extend(self._area(area) for area in self.areas)
+        rows.append(_track("", _time_axis(self.ticks), class_="track track-axis"))
+        return tag("div", *rows, class_="tracks")
+
+    def _runs(self, covered: Sequence[Span]) -> list[Run]:
+        """The columns of the period, as runs with and without rows."""
+        first, last = self._columns(self.period)
+        has_rows = [False] * _DRAWN
+        for span in covered:
+            begin, end = self._columns(span)
+            has_rows[begin:end] = [True] * (end - begin)
+        runs = []
+        for is_covered, columns in groupby(range(first, last), key=has_rows.__getitem__):
+            indices = list(columns)
+            runs.append(Run(indices[0], indices[-1] + 1, is_covered))
+        return runs
+
+    def _columns(self, span: Span) -> tuple[int, int]:
+        """The columns that a span touches: the first, and the one after the last."""
+        length = max(1, self.axis.until - self.axis.since)
+        begin, end = (_DRAWN * (at - self.axis.since) for at in span)
+        first, last = begin // length, max(begin // length + 1, -(-end // length))
+        return max(0, min(_DRAWN, first)), max(0, min(_DRAWN, last))
+
+    def _track(self, track: Track, is_spare: bool) -> Markup:
+        middle = _TRACK_HEIGHT // 2
+        runs = self._runs(track.covered)
+        paths = []
+        for class_, is_covered in (("no-data", False), ("healthy", True)):
+            path = "".join(f"M{run.begin} {middle}H{run.end}" for run in runs if run.is_covered is is_covered)
+            if path:
+                paths.append(_stretched(_TRACK_HEIGHT, _TRACK_HEIGHT, tag("path", d=path, class_=class_)))
+        seen = sorted(filter(self._is_seen, track.intervals), key=lambda interval: interval.state is State.FAILED_OVER)
+        bars = [self._bar(interval) for interval in seen]  # the worst state is drawn last, on top
+        plot = _svg(_TRACK_HEIGHT, *_grid(self.ticks, _TRACK_HEIGHT), *paths, *bars)
+        return _track(track.name, plot, track.note, class_="track spare" if is_spare else "track", title=track.title)
 
     def _is_seen(self, interval: Interval) -> bool:
         return interval.since < self.axis.until and (interval.until is None or interval.until > self.axis.since)
 
     def _bar(self, interval: Interval) -> Markup:
-        until = self.axis.until if interval.until is None else interval.until
-        left, right = self.axis.place(interval.since), self.axis.place(until)
+        until = self._open_end if interval.until is None else interval.until
+        left, right = self.axis.place(interval.since), self.axis.place(max(until, interval.since))
         y, height = _STATE_BARS[interval.state]
-        said = tag("title", interval_text(interval))
+        title = tag("title", interval_text(interval))
         width = f"{round(right - left, 3)}%"
-        return tag("rect", said, class_=f"state {interval.state.value}", x=f"{left}%", width=width, y=y, height=height)
+        return tag("rect", title, class_=f"state {interval.state.value}", x=f"{left}%", width=width, y=y, height=height)
+
+    @property
+    def _open_end(self) -> int:
+        return self.covered[-1].until if self.covered else self.axis.until
 
     def _area(self, area: Area) -> Markup:
-        ticks = count_ticks(max((one.depth for one in area.series), default=0))
+        ticks = count_ticks(max((point.depth for point in area.series), default=0))
         top = ticks[-1]
         bottom, height = _AREA_HEIGHT, _AREA_HEIGHT - _HEADROOM
         lines = []
@@ -140,29 +206,64 @@ class TimePlot:
             lines.append(tag("line", x1="0%", x2="100%", y1=y, y2=y, class_="base" if tick == 0 else "grid"))
             if tick:
                 lines.append(tag("text", short_number(tick), x=0, y=y - 4, class_="tick"))
-        shape = _steps(area.series, self.axis, top)
-        told = self._told(area.series, bottom)
-        plot = _svg(_AREA_HEIGHT + 1, *_grid(self.ticks, bottom), *lines, _stretched(shape, height, area.class_), told)
-        return _lane(area.name, plot, area.note, class_="lane lane-area")
+        runs = self._runs(self.covered)
+        shapes = [tag("path", d=self._steps(area.series, runs, top), class_=f"area {area.class_}")]
+        gaps = [run for run in runs if not run.is_covered]
+        if gaps:
+            outline = "".join(f"M{run.begin} 0H{run.end}V1000H{run.begin}Z" for run in gaps)
+            shapes.insert(0, tag("path", d=outline, class_="gap"))
+        shape = _stretched(height, 1000, *shapes, y=_HEADROOM)
+        texts = [_gap_text(run, bottom) for run in gaps if run.end - run.begin >= _LABELLED_GAP]
+        peaks = self._peaks(area.series, runs, bottom)
+        plot = _svg(_AREA_HEIGHT + 1, *_grid(self.ticks, bottom), shape, *lines, *texts, peaks)
+        return _track(area.name, plot, area.note, class_="track track-area")
 
-    def _told(self, series: Sequence[Depth], bottom: int) -> Markup:
-        """Columns that say their highest value while one points at them; no script is needed for that."""
-        width = 100 / _TOLD
-        found = []
-        for number_of_column, (when, depth) in enumerate(highest(series, self.axis.since, self.axis.until, _TOLD)):
-            left = number_of_column * width
+    def _steps(self, series: Sequence[Depth], runs: Sequence[Run], top: int) -> str:
+        """The outline of an area in a box of _DRAWN by 1000, where there are rows."""
+        peaks = highest(series, self.axis.since, self.axis.until, _DRAWN)
+        path = []
+        for run in runs:
+            if not run.is_covered:
+                continue
+            path.append(f"M{run.begin} 1000")
+            last = 1000
+            for column in range(run.begin, run.end):
+                y = round(1000 - 1000 * peaks[column].depth / top)
+                if y != last:
+                    path.append(f"H{column}V{y}")
+                    last = y
+            path.append(f"H{run.end}V1000Z")
+        return "".join(path)
+
+    def _peaks(self, series: Sequence[Depth], runs: Sequence[Run], bottom: int) -> Markup:
+        """Columns that show their highest value while the pointer is over them; this needs no script."""
+        width = 100 / _HOVER_COLUMNS
+        share = _DRAWN // _HOVER_COLUMNS
+        groups = []
+        for index, peak in enumerate(highest(series, self.axis.since, self.axis.until, _HOVER_COLUMNS)):
+            begin, end = index * share, (index + 1) * share
+            inside = [run for run in runs if run.begin < end and run.end > begin]
+            if not inside:
+                continue
+            has_rows = any(run.is_covered for run in inside)
+            left = index * width
             is_left = left < 50
             text = tag(
                 "text",
-                f"{number(depth)} · {moment(when)}",
+                f"{number(peak.depth) if has_rows else 'no data'} · {moment(peak.at)}",
                 x=f"{round(left if is_left else left + width, 3)}%",
                 y=11,
                 text_anchor="start" if is_left else "end",
-                class_="told",
+                class_="peak",
             )
-            hit = tag("rect", x=f"{round(left, 3)}%", width=f"{round(width, 3)}%", y=0, height=bottom)
-            found.append(tag("g", hit, text, class_="hit"))
-        return tag("g", *found, class_="hits")
+            target = tag("rect", x=f"{round(left, 3)}%", width=f"{round(width, 3)}%", y=0, height=bottom)
+            groups.append(tag("g", target, text, class_="hit"))
+        return tag("g", *groups, class_="hits")
+
+
+def _gap_text(run: Run, bottom: int) -> Markup:
+    middle = round(100 * (run.begin + run.end) / 2 / _DRAWN, 3)
+    return tag("text", NO_DATA, x=f"{middle}%", y=bottom - 8, text_anchor="middle", class_="tick")
 
 
 def interval_text(interval: Interval) -> str:
@@ -170,38 +271,28 @@ def interval_text(interval: Interval) -> str:
     since = moment(interval.since, seconds=True)
     if interval.until is None:
         return f"{STATE_TEXTS[interval.state]} since {since}, not over"
-    length = duration(interval.until - interval.since)
-    return f"{STATE_TEXTS[interval.state]} for {length}, {since} to {moment(interval.until, seconds=True)}"
+    return f"{STATE_TEXTS[interval.state]} {_length_text(interval.since, interval.until)}"
 
 
-def _steps(series: Sequence[Depth], axis: TimeAxis, top: int) -> str:
-    """The outline of an area in a box of _DRAWN by 1000."""
-    path = ["M0 1000"]
-    last = None
-    for column, one in enumerate(highest(series, axis.since, axis.until, _DRAWN)):
-        y = round(1000 - 1000 * one.depth / top)
-        if y != last:
-            path.append(f"H{column}V{y}")
-            last = y
-    return "".join((*path, f"H{_DRAWN}V1000Z"))
+def gap_text(gap: Span) -> str:
+    """A time without rows in words."""
+    return f"{NO_DATA} {_length_text(*gap)}"
 
 
-def _stretched(path: str, height: int, class_: str) -> Markup:
-    """A path that is as wide as the plot, however wide that is."""
-    return tag(
-        "svg",
-        tag("path", d=path, class_=f"area {class_}"),
-        x=0,
-        y=_HEADROOM,
-        width="100%",
-        height=height,
-        viewBox=f"0 0 {_DRAWN} 1000",
-        preserveAspectRatio="none",
-    )
+def _length_text(since: int, until: int) -> str:
+    is_same_day = at(since).date() == at(until).date()
+    end = clock(until, seconds=True) if is_same_day else moment(until, seconds=True)
+    return f"for {duration(until - since)}, {moment(since, seconds=True)} to {end}"
+
+
+def _stretched(height: int, units: int, *children: Markup, y: int = 0) -> Markup:
+    """Shapes in a box of _DRAWN by `units` that is as wide as the plot."""
+    box = {"viewBox": f"0 0 {_DRAWN} {units}", "preserveAspectRatio": "none"}
+    return tag("svg", *children, x=0, y=y, width="100%", height=height, **box)
 
 
 def _grid(ticks: Iterable[Tick], height: int) -> list[Markup]:
-    return [tag("line", x1=f"{one.place}%", x2=f"{one.place}%", y1=0, y2=height, class_="grid") for one in ticks]
+    return [tag("line", x1=f"{tick.place}%", x2=f"{tick.place}%", y1=0, y2=height, class_="grid") for tick in ticks]
 
 
 def _anchor(place: float) -> str:
@@ -209,23 +300,24 @@ def _anchor(place: float) -> str:
 
 
 def _time_axis(ticks: Sequence[Tick]) -> Markup:
-    """Where there is little room every second text goes away (class `spare`). None runs into the one before."""
+    """Draw the texts of a time axis without overlap; every second one is hidden on a phone (class `spare`)."""
     texts: list[Markup] = []
     wide_end = narrow_end = 0.0
-    for index, one in enumerate(ticks):
-        begin, end = _extent(one, _WIDE_LETTER)
+    for index, tick in enumerate(ticks):
+        begin, end = _extent(tick, _WIDE_LETTER)
         if begin < wide_end:
             continue
-        narrow_begin, narrow = _extent(one, _NARROW_LETTER)
+        narrow_begin, narrow = _extent(tick, _NARROW_LETTER)
         is_spare = bool(index % 2) or narrow_begin < narrow_end
-        wide_end, narrow_end = end, narrow_end if is_spare else narrow
+        wide_end = end + _WIDE_LETTER
+        narrow_end = narrow_end if is_spare else narrow + _NARROW_LETTER
         class_ = "tick spare" if is_spare else "tick"
-        texts.append(tag("text", one.text, x=f"{one.place}%", y=14, text_anchor=_anchor(one.place), class_=class_))
+        texts.append(tag("text", tick.text, x=f"{tick.place}%", y=14, text_anchor=_anchor(tick.place), class_=class_))
     return _svg(_AXIS_HEIGHT, *texts)
 
 
 def _extent(tick: Tick, letter: float) -> tuple[float, float]:
-    """Where the text of a tick begins and ends, in percent, if a letter is so wide."""
+    """Return where the text of a tick begins and ends, in percent, for a width of a letter."""
     width = letter * len(tick.text)
     before = {"start": 0.0, "middle": width / 2, "end": width}[_anchor(tick.place)]
     return max(0.0, tick.place - before), tick.place - before + width
@@ -236,7 +328,7 @@ def _extent(tick: Tick, letter: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of two parts with a name, and what stands beside it."""
+    """A bar of two parts with a name and a note."""
 
     name: str
     application: float
@@ -245,33 +337,33 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar]) -> Markup:
-    """Horizontal bars, the longest as wide as there is room."""
-    longest = max((one.application + one.pairing for one in rows), default=0) or 1
+    """Draw horizontal bars; the longest fills the width."""
+    longest = max((row.application + row.pairing for row in rows), default=0) or 1
     drawn = []
-    for one in rows:
-        first, second = (round(100 * part / longest, 3) for part in (one.application, one.pairing))
+    for row in rows:
+        first, second = (round(100 * part / longest, 3) for part in (row.application, row.pairing))
         parts = [
             tag("rect", x=f"{left}%", y=2, width=f"{width}%", height=14, class_=f"bar {class_}")
             for left, width, class_ in ((0, first, "application"), (first, second, "pairing"))
             if width
         ]
-        drawn.append(_lane(one.name, _svg(_LANE_HEIGHT, *parts), one.note))
-    return tag("div", *drawn, class_="lanes bars")
+        drawn.append(_track(row.name, _svg(_TRACK_HEIGHT, *parts), row.note))
+    return tag("div", *drawn, class_="tracks bars")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of two parts, one upon the other."""
+    """A column of two stacked parts."""
 
     label: str
     application: float
     pairing: float
-    said: str
+    title: str
 
 
 def columns(rows: Sequence[Column], top_text: str) -> Markup:
-    """Vertical columns side by side, such as days; `top_text` says how much the highest is."""
-    top = max((one.application + one.pairing for one in rows), default=0) or 1
+    """Draw vertical columns, such as days; `top_text` labels the height of the highest."""
+    top = max((row.application + row.pairing for row in rows), default=0) or 1
     width = 100 / max(1, len(rows))
     gap = 0.12 * width
     height = _AREA_HEIGHT - _HEADROOM
@@ -280,9 +372,9 @@ def columns(rows: Sequence[Column], top_text: str) -> Markup:
         tag("text", top_text, x=0, y=_HEADROOM - 4, class_="tick"),
         tag("line", x1="0%", x2="100%", y1=_AREA_HEIGHT, y2=_AREA_HEIGHT, class_="base"),
     ]
-    for index, one in enumerate(rows):
+    for index, row in enumerate(rows):
         place = {"x": f"{round(index * width + gap, 3)}%", "width": f"{round(width - 2 * gap, 3)}%"}
-        lower, upper = height * one.application / top, height * one.pairing / top
+        lower, upper = height * row.application / top, height * row.pairing / top
         parts = [
             tag("rect", **place, y=round(y, 2), height=round(size, 2), class_=f"bar {class_}")
             for y, size, class_ in (
@@ -291,45 +383,59 @@ def columns(rows: Sequence[Column], top_text: str) -> Markup:
             )
             if size
         ]
-        drawn.append(tag("g", tag("title", one.said), *parts))
+        if not parts:
+            parts = [tag("rect", **place, y=_HEADROOM, height=height, class_="gap")]
+        drawn.append(tag("g", tag("title", row.title), *parts))
     every = -(-len(rows) // 8)
-    ticks = [Tick(round((index + 0.5) * width, 3), one.label) for index, one in enumerate(rows) if index % every == 0]
+    ticks = [Tick(round((index + 0.5) * width, 3), row.label) for index, row in enumerate(rows) if index % every == 0]
     plot = _svg(_AREA_HEIGHT + 1, *drawn)
     return tag("div", plot, _time_axis(ticks), class_="columns")
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Percentiles of one kind of operation, in microseconds."""
+    """Percentiles of one kind of operation, in microseconds, and the number of operations they stand for."""
 
     name: str
+    count: int
     p50: int
     p90: int
     p99: int
-    most: int
-    note: str
+    longest: int
+
+    @property
+    def note(self) -> str:
+        return f"{short_number(self.count)} · {duration(self.p50)} · {duration(self.p99)}"
+
+    @property
+    def title(self) -> str:
+        """What each mark stands for."""
+        marks = ((0.5, self.p50), (0.9, self.p90), (0.99, self.p99))
+        within = ", ".join(f"{number(ceil(part * self.count))} within {duration(value)}" for part, value in marks)
+        operations = "1 operation" if self.count == 1 else f"{number(self.count)} operations"
+        return f"{operations}: {within}, the slowest {duration(self.longest)}"
 
 
 def ranges(rows: Sequence[Range]) -> Markup:
-    """Percentiles on a scale on which each mark is ten times the last."""
-    axis = LogAxis.around([value for one in rows for value in (one.p50, one.most)])
-    marks = [(axis.place(one), duration(one)) for one in axis.marks()]
-    grid = _grid([Tick(*one) for one in marks], _LANE_HEIGHT)
-    drawn = [_lane("", Markup(""), "p50 · p99", class_="lane lane-head")]
-    for one in rows:
-        p50, p90, p99, most = (f"{axis.place(value)}%" for value in (one.p50, one.p90, one.p99, one.most))
-        middle = _LANE_HEIGHT / 2
-        said = f"half within {duration(one.p50)}, 90% within {duration(one.p90)}, 99% within {duration(one.p99)}"
+    """Draw percentiles on a scale on which each mark is ten times the last."""
+    axis = LogAxis.around([value for row in rows for value in (row.p50, row.longest)])
+    marks = [(axis.place(mark), duration(mark)) for mark in axis.marks()]
+    grid = _grid([Tick(*mark) for mark in marks], _TRACK_HEIGHT)
+    drawn = [_track("", Markup(""), "operations · p50 · p99", class_="track track-head")]
+    for row in rows:
+        p50, p90, p99, longest = (f"{axis.place(value)}%" for value in (row.p50, row.p90, row.p99, row.longest))
+        middle = _TRACK_HEIGHT / 2
         shape = tag(
             "g",
-            tag("title", said),
-            tag("line", x1=p50, x2=most, y1=middle, y2=middle, class_="reach"),
+            tag("title", row.title),
+            tag("rect", x="0%", width="100%", y=0, height=_TRACK_HEIGHT, class_="target"),
+            tag("line", x1=p50, x2=longest, y1=middle, y2=middle, class_="reach"),
             tag("line", x1=p50, x2=p99, y1=middle, y2=middle, class_="range"),
             tag("circle", cx=p50, cy=middle, r=5, class_="p50"),
             tag("circle", cx=p90, cy=middle, r=3.5, class_="p90"),
             tag("line", x1=p99, x2=p99, y1=middle - 6, y2=middle + 6, class_="p99"),
         )
-        drawn.append(_lane(one.name, _svg(_LANE_HEIGHT, *grid, shape, class_="plot roomy"), one.note))
+        drawn.append(_track(row.name, _svg(_TRACK_HEIGHT, *grid, shape, class_="plot roomy"), row.note))
     texts = [tag("text", text, x=f"{place}%", y=14, text_anchor=_anchor(place), class_="tick") for place, text in marks]
-    drawn.append(_lane("", _svg(_AXIS_HEIGHT, *texts), class_="lane lane-axis"))
-    return tag("div", *drawn, class_="lanes ranges")
+    drawn.append(_track("", _svg(_AXIS_HEIGHT, *texts), class_="track track-axis"))
+    return tag("div", *drawn, class_="tracks ranges")

@@ -1,4 +1,4 @@
-"""What an HTML file says, by a parser that refuses what browsers forgive."""
+"""Parses an HTML file strictly: errors that browsers forgive are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Element:
     texts: list[str] = field(default_factory=list)
 
     def every(self, name: str | None = None) -> list[Element]:
-        """This one and all below it, in order."""
+        """Return this element and all below it, in order."""
         mine = [self] if name in (None, self.name) else []
         return mine + [found for child in self.children for found in child.every(name)]
 
@@ -55,9 +55,9 @@ class _Parser(HTMLParser):
 
 
 def parse(html: str) -> Element:
-    """The page; AssertionError if its elements are not properly nested."""
+    """Return the page; AssertionError if its elements are not properly nested."""
     parser = _Parser()
     parser.feed(html)
     parser.close()
-    assert parser._open == [parser.root], f"not closed: {[one.name for one in parser._open]}"
+    assert parser._open == [parser.root], f"not closed: {[element.name for element in parser._open]}"
     return parser.root

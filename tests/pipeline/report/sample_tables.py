@@ -1,4 +1,4 @@
-"""Result tables for tests of reports: written as the pipeline writes them, in milliseconds and without Spark."""
+"""Builds result tables for tests of reports, as the pipeline writes them, but without Spark."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class LeftOut(NamedTuple):
 
 
 @dataclass
-class Made:
-    """What is to be in the results; `write` puts it there."""
+class SampleTables:
+    """Collects rows of the result tables; `write` stores them."""
 
     days: int = 7
     usage: list[dict[str, Any]] = field(default_factory=list)
@@ -48,8 +48,10 @@ class Made:
     is_reconciled: bool = False
     left_out: Sequence[LeftOut] = ()
 
-    def traffic(self, entities: Iterable[str], operations: int = 1_000, days: Iterable[int] | None = None) -> Made:
-        """Sends to the primary and what follows them, each hour of each day, or of those days."""
+    def traffic(
+        self, entities: Iterable[str], operations: int = 1_000, days: Iterable[int] | None = None
+    ) -> SampleTables:
+        """Add sends and receives at the primary, in each hour of each day or of `days`."""
         for entity in entities:
             for day in range(self.days) if days is None else days:
                 for hour in range(24):
@@ -69,46 +71,71 @@ class Made:
                     )
         return self
 
-    def drained(self, entities: Iterable[str], at: int, count: int) -> Made:
-        """What a syphon records, of an outage that no sender tells of."""
+    def moved_by_syphon(self, entities: Iterable[str], at: int, count: int) -> SampleTables:
+        """Add the rows of a syphon for messages of which no sender has a row."""
         for entity in entities:
             self.use(at, entity, OperationKind.RECEIVE, Stage.BACKLOG_RECEIVE, count)
             self.use(at, entity, OperationKind.SEND, Stage.PRIMARY_SEND, count)
         return self
 
-    def dropped(self, count: int) -> Made:
-        """Rows that never got into the ledger."""
+    def dropped(self, count: int) -> SampleTables:
+        """Add a row that reports rows as missing in the ledger."""
         return self.use(START, "", OperationKind.DROPPED, Stage.LEDGER, count, rows=1, units=0)
 
-    def cancelled(self, requests: int) -> Made:
+    def cancelled(self, requests: int) -> SampleTables:
         return self.use(START, "orders", OperationKind.CANCEL, Stage.DIRECT, requests)
 
     def outage(
         self, entities: Iterable[str], began: int, minutes: int, *, each: int = 10, is_back: bool = True, left: int = 0
-    ) -> Made:
-        """Some minutes without the primary, `each` messages a minute, and a drain of a few minutes."""
+    ) -> SampleTables:
+        """Add an outage of some minutes with `each` diverted messages per minute, and its drain."""
         for entity in entities:
-            self._happen(began, entity, ActivityKind.FAILED_SEND, 3)
+            self._add_event(began, entity, ActivityKind.FAILED_SEND, 3)
             for minute in range(minutes):
                 at = began + minute * MINUTE
-                self._happen(at + 2 * SECOND, entity, ActivityKind.DIVERTED, each)
+                self._add_event(at + 2 * SECOND, entity, ActivityKind.DIVERTED, each)
                 if minute:
-                    self._happen(at, entity, ActivityKind.FAILED_PING, 1)
+                    self._add_event(at, entity, ActivityKind.FAILED_PING, 1)
                 self.use(at // HOUR * HOUR, entity, OperationKind.SEND, Stage.BACKLOG_SEND, each)
             if is_back:
                 self._drain(entity, began + minutes * MINUTE, minutes * each - left, minutes)
         return self
 
+    def forced_failover(self, entities: Iterable[str], began: int, minutes: int, *, each: int = 10) -> SampleTables:
+        """Add messages that are diverted although no send failed and no ping was sent, and their drain."""
+        for entity in entities:
+            for minute in range(minutes):
+                at = began + minute * MINUTE
+                self._add_event(at, entity, ActivityKind.DIVERTED, each)
+                self.use(at, entity, OperationKind.SEND, Stage.BACKLOG_SEND, each)
+            back = began + minutes * MINUTE
+            self._add_event(back, entity, ActivityKind.MOVED, minutes * each)
+            self._add_event(back, entity, ActivityKind.COMPLETED, minutes * each)
+        return self
+
+    def without_rows(self, since: int, until: int) -> SampleTables:
+        """Remove the rows of whole hours."""
+        hours = range(since, until, HOUR)
+        for rows in (self.usage, self.latency):
+            rows[:] = [row for row in rows if _us(row["hour"]) not in hours]
+        return self
+
+    def ending(self, at: int) -> SampleTables:
+        """End the rows of the last hour at this time."""
+        for row in self.usage:
+            row["last_time"] = min(row["last_time"], moment(at))
+        return self
+
     def _drain(self, entity: str, back: int, count: int, minutes: int) -> None:
-        self._happen(back, entity, ActivityKind.PING, 1)
-        self._happen(back + 5 * SECOND, entity, ActivityKind.MOVED, count)
-        self._happen(back + 5 * SECOND, entity, ActivityKind.COMPLETED, count)
+        self._add_event(back, entity, ActivityKind.PING, 1)
+        self._add_event(back + 5 * SECOND, entity, ActivityKind.MOVED, count)
+        self._add_event(back + 5 * SECOND, entity, ActivityKind.COMPLETED, count)
         self.use(back // HOUR * HOUR, entity, OperationKind.COMPLETE, Stage.BACKLOG_RECEIVE, count)
         row = {"entity": entity, "state": "moved", "bucket": bucket_of(minutes * MINUTE // 2), "count": count}
         hour = (back - minutes * MINUTE) // HOUR * HOUR
         self.backlog_time.append({**_hour(hour), **row, "max_us": minutes * MINUTE})
 
-    def _happen(self, at: int, entity: str, kind: ActivityKind, count: int) -> None:
+    def _add_event(self, at: int, entity: str, kind: ActivityKind, count: int) -> None:
         self.activity.append(
             {
                 "day": moment(at).date(),
@@ -132,8 +159,8 @@ class Made:
         *,
         rows: int | None = None,
         units: int | None = None,
-    ) -> Made:
-        """A row of `usage` that covers its whole hour."""
+    ) -> SampleTables:
+        """Add a row of `usage` that covers its whole hour."""
         role = NamespaceRole.SECONDARY if stage.name.startswith("BACKLOG") else NamespaceRole.PRIMARY
         words = {"namespace": role, "operation": kind, "stage": stage, "outcome": Outcome.DONE}
         hour = at // HOUR * HOUR
@@ -155,29 +182,29 @@ class Made:
         )
         return self
 
-    def judged(self, entities: Iterable[str], evidence: str = "receivers", **words: int) -> Made:
-        """A reconciliation: the words are those of the first entity, the others have none but attempted and ok."""
+    def reconciled(self, entities: Iterable[str], evidence: str = "receivers", **words: int) -> SampleTables:
+        """Add a reconciliation: `words` are for the first entity; the others are all ok."""
         self.is_reconciled = True
         for number, entity in enumerate(entities):
             counts = {"attempted": 1_000, "acknowledged": 1_000, "ok": 1_000, **(words if number == 0 else {})}
             self.verdict(entity, evidence, **counts)
         return self
 
-    def verdict(self, entity: str, evidence: str = "receivers", day: int = 0, **words: int) -> Made:
-        """A row of `verdicts`."""
+    def verdict(self, entity: str, evidence: str = "receivers", day: int = 0, **words: int) -> SampleTables:
+        """Add a row of `verdicts`."""
         self.is_reconciled = True
         counts = {word: words.get(word, 0) for word in (*WORDS, "before_receivers")}
         day_of = moment(START + day * DAY).date()
         self.verdicts.append({"day": day_of, "destination": entity, "evidence": evidence, **counts})
         return self
 
-    def arrived(self, topic: str, subscription: str, messages: int, day: int = 0) -> Made:
+    def arrived(self, topic: str, subscription: str, messages: int, day: int = 0) -> SampleTables:
         day_of = moment(START + day * DAY).date()
         row = {"day": day_of, "destination": topic, "subscription": subscription, "messages": messages}
         self.arrivals.append(row)
         return self
 
-    def anomaly(self, word: str, message_id: str, destination: str, at: int = START) -> Made:
+    def anomaly(self, word: str, message_id: str, destination: str, at: int = START) -> SampleTables:
         self.anomalies.append(
             {
                 "day": moment(at).date(),
@@ -195,7 +222,7 @@ class Made:
         return self
 
     def write(self, folder: Path | str) -> ResultFiles:
-        """Write all of it as one generation."""
+        """Write all tables as one generation."""
         files = ResultFiles(folder)
         for table in _TABLES:
             files.write(table, getattr(self, table.name))
@@ -203,13 +230,17 @@ class Made:
         for row in self.usage:
             rows[row["day"]] = rows.get(row["day"], 0) + row["rows"]
         read = [{"day": day, "file": "a.parquet", "status": "read", "rows": count} for day, count in rows.items()]
-        files.inputs([*read, *({**one._asdict(), "rows": 0} for one in self.left_out)])
+        files.inputs([*read, *({**file._asdict(), "rows": 0} for file in self.left_out)])
         files.generation(reconciled=self.is_reconciled, started=moment(START + self.days * DAY))
         return files
 
 
 def moment(us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=us)
+
+
+def _us(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)
 
 
 def _hour(at: int) -> dict[str, Any]:
