@@ -10,7 +10,8 @@ more than once; *recovered* arrived although its sender got an error; *dead_lett
 and is a dead letter because it expired; *deleted* was acknowledged, did not arrive, and was in a queue that its owner
 deleted, which had the only copy; *altered* arrived with another session or content; *outlived* may live longer
 than its sender allowed; *unexplained* is a duplicate of a message of which no answer was lost; an *order violation* is
-a message that arrived after one of its session whose send began only after this one was acknowledged.
+a message that arrived after one of its session whose send began only after this one was acknowledged, and was never
+deleted with its queue.
 """
 
 from __future__ import annotations
@@ -163,6 +164,6 @@ def _out_of_order(history: History) -> Iterable[Id]:
         newest = 0
         for _, key in sorted(arrived):
             sent = history.sent[key]
-            if sent.acknowledged is not None and sent.acknowledged < newest:
+            if sent.acknowledged is not None and sent.acknowledged < newest and not sent.was_deleted:
                 yield key
             newest = max(newest, sent.attempted)

@@ -53,6 +53,8 @@ class Sent:
     is_doubtful: bool = False
     #: Its queue was deleted with the only copy, and none was stored since.
     is_deleted: bool = False
+    #: The same, even if a syphon that had received it stored another copy later. Its place in a session is lost.
+    was_deleted: bool = False
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ class History:
         """Record that a queue, of the backlog or the entity itself, was deleted with the only copy of a message."""
         sent = self.sent.get(Id(entity, message_id))
         if sent is not None:
-            sent.is_deleted = True
+            sent.is_deleted = sent.was_deleted = True
 
     def store(self, entity: str, message_id: str) -> None:
         """Record that a queue stored a copy: an earlier deletion excuses nothing any more."""

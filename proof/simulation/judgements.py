@@ -249,7 +249,8 @@ def _is_only_fault(record: Record, path: str, fault: Fault, until: float) -> boo
 def _calls_out_of_order(record: Record) -> Iterator[str]:
     """Where order is kept, messages of one sender and session arrive in the order of the calls.
 
-    Ignores messages whose answer was lost: they may have arrived earlier than known.
+    Ignores messages whose answer was lost, which may have arrived earlier than known, and messages of deleted queues,
+    which arrive late if a syphon had received them before.
     """
     if record.scenario.options.order is None:
         return
@@ -260,7 +261,8 @@ def _calls_out_of_order(record: Record) -> Iterator[str]:
             continue
         for message_id in call.plan.message_ids:
             arrivals = record.history.arrivals.get((call.entity, message_id))
-            if arrivals and not record.history.sent[Id(call.entity, message_id)].is_doubtful:
+            sent = record.history.sent[Id(call.entity, message_id)]
+            if arrivals and not sent.is_doubtful and not sent.was_deleted:
                 arrived[call.plan.sender, call.entity, session].append((arrivals[0].moment, message_id))
     for arrivals_in_call_order in arrived.values():
         for (before, first), (after, second) in pairwise(arrivals_in_call_order):

@@ -53,6 +53,20 @@ def test_message_deleted_with_its_queue_is_neither_lost_nor_ok() -> None:
     assert (verdict.deleted, verdict.lost, verdict.ok) == ((ORDER_1,), (Id("orders", "2"),), ())
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_message_of_a_deleted_queue_has_no_place_in_its_session(is_deleted: bool) -> None:
+    history = History()
+    _sent(history, "1", session="a")
+    if is_deleted:
+        history.delete("orders", "1")
+    _sent(history, "2", session="a")
+    history.receive("orders", "2", 1)
+    history.store("orders", "1")  # by a syphon that had received it
+    history.receive("orders", "1", 2)
+    history.drained()
+    assert check(history).order_violations == (() if is_deleted else (ORDER_1,))
+
+
 def test_copy_that_was_stored_after_the_deletion_can_be_lost() -> None:
     history = History()
     _sent(history)
