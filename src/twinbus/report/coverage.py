@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from twinbus.ledger.schema import pa, pc
 from twinbus.tables.arrow_schemas import micros
 
-from .render.formats import MINUTE, iso
+from .render.formats import HOUR, MINUTE, iso
 
 #: Shorter pauses between two rows count as covered: the tables have the first and the last row of each hour only.
 PAUSE_US = 10 * MINUTE
+#: Bits for the number of an hour since the epoch.
+_HOUR_BITS = 32
 
 
 class Span(NamedTuple):
@@ -57,23 +59,31 @@ def coverage_of(usage: pa.Table, entities: Collection[tuple[str, str]]) -> Cover
         entities: Pairing and name of the entities that get spans of their own.
     """
     usage = usage.filter(pc.not_equal(usage["operation"], "dropped"))  # such a row stands for rows that are missing
-    slim = pa.table(
-        {
-            "pairing": usage["pairing"],
-            # Receivers record at subscriptions, senders at the topic.
-            "entity": pc.replace_substring_regex(pc.utf8_lower(usage["entity"]), "/subscriptions/.*", ""),
-            "hour": usage["hour"],
-            "first": micros(usage["first_time"]),
-            "last": micros(usage["last_time"]),
-        }
-    )
-    names = pa.array(sorted({entity.lower() for _, entity in entities}), pa.string())
-    by_entity = _spans(slim.filter(pc.is_in(slim["entity"], names)), ["pairing", "entity"])
-    whole = _spans(slim, []).get((), [])
-    return Coverage(
-        tuple(whole),
-        {(pairing, entity): tuple(_to_the_ends(spans, whole)) for (pairing, entity), spans in by_entity.items()},
-    )
+    pairings, pairing_numbers = _numbered(usage["pairing"], lambda name: name)
+    names, name_numbers = _numbered(usage["entity"], _topic_of)
+    keys = pc.add(pc.multiply(pairing_numbers, len(names)), name_numbers)
+    wanted = {
+        pairings[pairing] * len(names) + names[entity.lower()]: (pairing, entity.lower())
+        for pairing, entity in entities
+        if pairing in pairings and entity.lower() in names
+    }
+    whole = _spans(usage, pc.multiply(keys, 0)).get(0, [])
+    is_wanted = pc.is_in(keys, pa.array(wanted, pa.int64()))
+    by_key = _spans(usage.filter(is_wanted), keys.filter(is_wanted))
+    return Coverage(tuple(whole), {wanted[key]: tuple(_to_the_ends(spans, whole)) for key, spans in by_key.items()})
+
+
+def _topic_of(path: str) -> str:
+    """Return a path in lower case, of a subscription its topic: receivers record at subscriptions, senders do not."""
+    return path.lower().partition("/subscriptions/")[0]
+
+
+def _numbered(column: pa.ChunkedArray, name_of: Callable[[str], str]) -> tuple[dict[str, int], pa.Array]:
+    """Number the different names of a column. Numbers are much faster to sort than texts."""
+    encoded = column.combine_chunks().dictionary_encode()
+    numbers: dict[str, int] = {}
+    by_value = [numbers.setdefault(name_of(value), len(numbers)) for value in encoded.dictionary.to_pylist()]
+    return numbers, pa.array(by_value, pa.int64()).take(encoded.indices)
 
 
 def _to_the_ends(spans: list[Span], whole: list[Span]) -> list[Span]:
@@ -86,25 +96,25 @@ def _to_the_ends(spans: list[Span], whole: list[Span]) -> list[Span]:
     return spans
 
 
-def _spans(rows: pa.Table, keys: list[str]) -> dict[tuple[Any, ...], list[Span]]:
-    """The spans for each value of `keys`. Only rows at which a span begins or ends become Python objects."""
-    hours = rows.group_by([*keys, "hour"]).aggregate([("first", "min"), ("last", "max")])
-    hours = hours.sort_by([(name, "ascending") for name in (*keys, "hour")])
-    count = hours.num_rows
+def _spans(usage: pa.Table, keys: pa.Array) -> dict[int, list[Span]]:
+    """Return the spans for each key. Only rows at which a span begins or ends become Python objects."""
+    hours = pc.divide(micros(usage["hour"]), HOUR)
+    times = {"first": micros(usage["first_time"]), "last": micros(usage["last_time"])}
+    rows = pa.table({"slot": pc.add(pc.shift_left(keys, _HOUR_BITS), hours), **times})
+    rows = rows.group_by("slot").aggregate([("first", "min"), ("last", "max")]).sort_by("slot")
+    count = rows.num_rows
     if not count:
         return {}
     # Hours do not overlap, so a span ends where the next hour begins late, or belongs to another key.
-    pauses = pc.subtract(hours["first_min"].slice(1), hours["last_max"].slice(0, count - 1))
-    is_end = pc.greater(pauses, PAUSE_US)
-    for name in keys:
-        is_end = pc.or_(is_end, pc.not_equal(hours[name].slice(1), hours[name].slice(0, count - 1)))
+    pauses = pc.subtract(rows["first_min"].slice(1), rows["last_max"].slice(0, count - 1))
+    keys = pc.shift_right(rows["slot"], _HOUR_BITS)
+    is_end = pc.or_(pc.greater(pauses, PAUSE_US), pc.not_equal(keys.slice(1), keys.slice(0, count - 1)))
     ends = [*pc.indices_nonzero(is_end).to_pylist(), count - 1]
     begins = [0, *(index + 1 for index in ends[:-1])]
-    spans: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
-    columns = [hours[name].take(pa.array(begins)).to_pylist() for name in (*keys, "first_min")]
-    lasts = hours["last_max"].take(pa.array(ends)).to_pylist()
-    for *key, since, until in zip(*columns, lasts, strict=True):
-        spans[tuple(key)].append(Span(since, until))
+    spans: defaultdict[int, list[Span]] = defaultdict(list)
+    columns = (keys, begins), (rows["first_min"], begins), (rows["last_max"], ends)
+    for key, since, until in zip(*(column.take(pa.array(at)).to_pylist() for column, at in columns), strict=True):
+        spans[key].append(Span(since, until))
     return dict(spans)
 
 

@@ -75,7 +75,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in HOSTILE:
         hostile.anomaly("lost", name, name)
     found = {}
-    for name, tables in {"full": full(), "hostile": hostile, "empty": SampleTables()}.items():
+    large = SampleTables().traffic(["orders"], operations=30_000_000).outage(["orders"], START + DAY, 90, each=50_000)
+    samples = {"full": full(), "hostile": hostile, "empty": SampleTables(), "large": large.reconciled(["orders"])}
+    for name, tables in samples.items():
         folder = tmp_path_factory.mktemp(name)
         found[name] = folder / "report.html"
         found[name].write_text(page_of(tables, folder / "results")[0], encoding="utf-8")
@@ -159,8 +161,9 @@ def test_plots_fill_the_width_and_their_text_keeps_its_size(browser: Browser, fi
     assert sizes[390][1] == sizes[1280][1] == "12px"
 
 
-def test_at_380_pixels_every_column_of_the_bill_is_visible(browser: Browser, files: dict[str, Path]) -> None:
-    page, _ = opened(browser, files["full"], 380)
+@pytest.mark.parametrize("name", ["full", "large"])
+def test_at_380_pixels_every_column_of_the_bill_is_visible(browser: Browser, files: dict[str, Path], name: str) -> None:
+    page, _ = opened(browser, files[name], 380)
     bill = page.locator("table.bill")
     cells = bill.locator("th, td").evaluate_all(
         "all => all.map(one => { const box = one.getBoundingClientRect(); return [box.left, box.right]; })"
@@ -169,6 +172,16 @@ def test_at_380_pixels_every_column_of_the_bill_is_visible(browser: Browser, fil
     assert all(0 <= left < right <= 380 for left, right in cells)
     sizes = bill.evaluate("one => [one.parentElement.scrollWidth, one.parentElement.clientWidth]")
     assert sizes[0] <= sizes[1]
+    words = bill.locator("tbody th").evaluate_all(
+        """all => all.map(one => {
+          const text = one.innerText, box = one.getBoundingClientRect().width, probe = document.createElement("span");
+          one.append(probe);
+          const widths = text.split(/\\s+/).map(word => { probe.textContent = word; return probe.offsetWidth; });
+          probe.remove();
+          return [Math.max(...widths), box];
+        })"""
+    )
+    assert all(longest_word <= column for longest_word, column in words)  # no word is broken
     page.context.close()
 
 

@@ -175,6 +175,14 @@ def test_nothing_is_drawn_after_the_report_was_made(tmp_path: Path) -> None:
     assert "Not over at 1 Nov 2026 11:23 UTC, the time of the newest row." in page.every("a")[0].text
 
 
+def test_time_without_rows_takes_at_most_half_of_an_open_incident(tmp_path: Path) -> None:
+    tables = open_outage()
+    page = page_of(tables, tmp_path, moment(START + 12 * HOUR))[1]
+    # 20 minutes with rows and 20 without, and 4 % of room on the left and on the right.
+    (begin, end) = drawn(tracks(page.every("figure")[0])["orders"], "no-data")[-1]
+    assert end - begin == pytest.approx(COLUMNS * (20 + 1.6) / (40 + 3.2), abs=2)
+
+
 def test_rows_of_a_fast_clock_are_not_hidden(tmp_path: Path) -> None:
     report = report_of(open_outage(), tmp_path, moment(START + 11 * HOUR))
     assert report.seen_until == START + 11 * HOUR + 23 * MINUTE

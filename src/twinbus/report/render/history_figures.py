@@ -143,7 +143,7 @@ class IncidentView:
 
 def incident_view(report: Report, incident: Incident) -> IncidentView:
     """Return the view of one incident; its time axis fills the width."""
-    until = _end(incident, report.seen_until if report.period else incident.began)
+    until = _end(incident, _known_end(report, incident))
     axis = _incident_axis(report, incident.began, until)
     outages = {
         (outage.pairing, outage.entity): outage
@@ -165,10 +165,10 @@ def incident_view(report: Report, incident: Incident) -> IncidentView:
     if len(ranked) > INCIDENT_TRACKS:
         areas.insert(0, _failed_over_area([interval for key in outages for interval in timelines[key].intervals]))
     plot = _time_plot(report, axis, tracks, areas)
-    title = formats.span(incident.began, until) if incident.is_over else f"Since {formats.moment(incident.began)}"
+    title = formats.span(incident.began, until) if incident.is_over else f"since {formats.moment(incident.began)}"
     return IncidentView(
         incident,
-        f"Failed over by hand: {title}" if incident.is_forced else title,
+        f"Failed over by hand: {title}" if incident.is_forced else title[0].upper() + title[1:],
         incident_story(incident),
         Figure(
             plot.draw(),
@@ -179,6 +179,14 @@ def incident_view(report: Report, incident: Incident) -> IncidentView:
             has_gaps=plot.has_gaps,
         ),
     )
+
+
+def _known_end(report: Report, incident: Incident) -> int:
+    """Return where the plot of an open incident ends: now, but with no longer time without rows than with rows."""
+    last = report.coverage.last
+    if report.period is None or last is None:
+        return incident.began
+    return min(report.seen_until, last + max(0, last - incident.began))
 
 
 def _incident_axis(report: Report, began: int, until: int) -> TimeAxis:
