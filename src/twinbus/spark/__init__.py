@@ -97,7 +97,7 @@ def read_table(
         ValueError: There is no table of this name.
         PipelineError: There are no tables at this place, or those of a later release.
     """
-    from .pipeline.run_errors import NoTablesError
+    from .pipeline.run_errors import ResultsUnreachableError
     from .pipeline.storage import ResultTables
 
     if name not in TABLES:
@@ -105,7 +105,7 @@ def read_table(
     place = locate(results, storage_options)
     last = ResultTables(spark, place.spark).generation()
     if last is None:
-        raise NoTablesError(f"there are no result tables at {place.shown}")
+        raise ResultsUnreachableError(f"there are no result tables at {place.shown}")
     return ResultTables(spark, place.spark, last.format).read(TABLES[name])
 
 
