@@ -8,7 +8,7 @@ gone that were read before, the day keeps its rows, and files that come later fo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from enum import StrEnum
@@ -94,8 +94,9 @@ def plan(
     """
     known, listed = _by_day(before), _by_day(listing.files)
     new: list[InputFile] = []
-    settled = [file.left_out(Status.STRAY, "not in a day folder of a ledger") for file in listed.pop(None, ())]
-    for day in sorted(day for day in {*known, *listed} if day is not None):
+    outside = (file for file in listing.files if file.day is None)
+    settled = [file.left_out(Status.STRAY, "not in a day folder of a ledger") for file in outside]
+    for day in sorted({*known, *listed}):
         read_before = {file.name: file for file in known[day] if file.status is Status.READ}
         files = {file.name: file for file in listed[day] if layout.FileName.parse(file.name) is not None}
         strays = (file for file in listed[day] if file.name not in files)
@@ -133,32 +134,28 @@ def plan(
 
 def changed_days(now: Iterable[InputFile], before: Iterable[InputFile]) -> set[date]:
     """The days whose readable files are not those of the last run."""
-    current, last = _by_day(_read(now)), _by_day(_read(before))
-    return {
-        day
-        for day in {*current, *last}
-        if day is not None and {file.content for file in current[day]} != {file.content for file in last[day]}
-    }
+    current, last = ({(day, file.content) for day, file in _read(files)} for files in (now, before))
+    return {day for day, _ in current ^ last}
 
 
 def whole_days(listing: Listing, inputs: Iterable[InputFile]) -> set[date]:
     """The days of which the ledger has all files that are read or were when the day was published."""
     listed = {(file.day, file.name) for file in listing.files}
-    return {
-        day
-        for day, files in _by_day(_read(inputs)).items()
-        if day is not None and all((day, file.name) in listed for file in files)
-    }
+    read = list(_read(inputs))
+    return {day for day, _ in read} - {day for day, file in read if (day, file.name) not in listed}
 
 
-def _read(files: Iterable[InputFile]) -> list[InputFile]:
-    return [file for file in files if file.status is Status.READ]
+def _read(files: Iterable[InputFile]) -> Iterator[tuple[date, InputFile]]:
+    """The files whose rows are in the tables, with their day."""
+    return ((file.day, file) for file in files if file.day is not None and file.status is Status.READ)
 
 
-def _by_day(files: Iterable[InputFile]) -> defaultdict[date | None, list[InputFile]]:
-    days: defaultdict[date | None, list[InputFile]] = defaultdict(list)
+def _by_day(files: Iterable[InputFile]) -> defaultdict[date, list[InputFile]]:
+    """Files by day, without those outside the day folders."""
+    days: defaultdict[date, list[InputFile]] = defaultdict(list)
     for file in files:
-        days[file.day].append(file)
+        if file.day is not None:
+            days[file.day].append(file)
     return days
 
 

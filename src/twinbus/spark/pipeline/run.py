@@ -8,6 +8,7 @@ was killed is simply repeated by the next one. No day is computed from its own o
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -220,8 +221,8 @@ class _Run:
                 "number": number,
                 "run": self.name,
                 "state": state,
-                "started": _micros(self.started),
-                "finished": _micros(datetime.now(UTC)) if is_complete else None,
+                "started": round(self.started.timestamp() * 1e6),
+                "finished": round(time.time() * 1e6) if is_complete else None,
                 "reconciled": is_complete and self.options.reconcile,
                 "days": [{"table": name, "days": some} for name, some in days.items()],
                 "twinbus": __version__,
@@ -335,7 +336,3 @@ def _described(spark: SparkSession, text: str) -> Iterator[None]:
         yield
     finally:
         context.setLocalProperty("spark.job.description", before)  # type: ignore[arg-type]
-
-
-def _micros(moment: datetime) -> int:
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
