@@ -45,7 +45,7 @@ def run_pipeline(
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     now: datetime | None = None,
 ) -> RunResult:
-    """Bring the result tables up to date with a ledger. Only days whose files are new or have changed are read.
+    """Bring the result tables up to date with a ledger. Reads only days whose files are new or have changed.
 
     Args:
         ledger: A folder or URL that Spark reaches.
@@ -57,7 +57,7 @@ def run_pipeline(
         allow_shrink: Compute days again whose files are gone, from those that are left.
         format: `parquet`, or another format that the session can write, such as `delta`.
         storage_options: `account_name` of an Azure container, if the URL does not say it.
-        progress: Is told what is being done, and how many rows of how many are.
+        progress: Called with what is being done, and how many rows of how many are done.
         now: The time of the run; rows of days that begin more than a day later are left out as wrong clocks.
 
     Raises:
@@ -95,7 +95,7 @@ def read_table(
 
     Raises:
         ValueError: There is no table of this name.
-        PipelineError: There are no tables at this place, or those of a later release.
+        PipelineError: There are no tables at this place, or they are of a later release.
     """
     from .pipeline.run_errors import ResultsUnreachableError
     from .pipeline.storage import ResultTables
@@ -128,6 +128,6 @@ def drain(
     settings = settings or Settings()
     check_workers(spark, settings.ledger)
     draining = SparkDrain(spark, primary, secondary, queues, settings)
-    # In a thread of its own: notebooks have an event loop that is running.
+    # In its own thread: notebooks have a running event loop.
     with ThreadPoolExecutor(1, "twinbus-drain") as pool:
         return pool.submit(lambda: asyncio.run(draining.run())).result()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ..session import SECRET_TEXTS
+
 #: In the text of an error: the content of a file is wrong, so that to read it again would not help.
 _MALFORMED = re.compile(
     r"is not a Parquet file|expected magic number|ParquetDecodingException|CORRUPTED|corrupt"
@@ -32,10 +34,10 @@ def is_malformed(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """The cause of an error, in one line."""
+    """The cause of an error, in one line without secrets."""
     lines = [line.strip() for line in _text(error).splitlines() if line.strip()] or [type(error).__name__]
     causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
-    return [lines[0], *causes][-1][:300]
+    return re.sub(SECRET_TEXTS, "(hidden)", [lines[0], *causes][-1])[:300]
 
 
 def _text(error: BaseException) -> str:

@@ -275,7 +275,7 @@ class _Run:
         self.progress("reconciling", 0, 0)
         used = verdicts.daily_usage(self.tables.read(tables.USAGE))
         with _kept(used) as used, _kept(verdicts.spellings(used)) as spellings:
-            if self._is_spelt_otherwise(spellings, publish):
+            if self._has_new_spelling(spellings, publish):
                 publish, scan = days_to_reconcile(known, known, horizon)
             days = self.spark.range(1).select(F.explode(F.lit(list(publish))).alias("day"))
             times = verdicts.receiver_times(used, days, horizon)
@@ -299,8 +299,8 @@ class _Run:
                 self._replace(tables.VERDICTS, verdicts.verdicts(counts, spellings), publish)
                 self._replace(tables.ANOMALIES, anomalies(counts, spellings), publish)
 
-    def _is_spelt_otherwise(self, spellings: DataFrame, publish: Sequence[date]) -> bool:
-        """Whether days that are not published again have paths as clients wrote them before, and do not any more."""
+    def _has_new_spelling(self, spellings: DataFrame, publish: Sequence[date]) -> bool:
+        """Whether days that are not published again have a path in a spelling that clients do not use any more."""
         written = [
             self.tables.read(table).where(~F.col("day").isin(list(publish))).select(F.col(column).alias("written"))
             for table, column in ((tables.VERDICTS, "destination"), (tables.ARRIVALS, "subscription"))

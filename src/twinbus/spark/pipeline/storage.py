@@ -68,11 +68,11 @@ def use_fewer_partitions(spark: SparkSession, size: int) -> None:
 
 def literal_rows(spark: SparkSession, table: Table, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """A few rows of the driver as a frame, without Python on the executors. Times are microseconds."""
-    times = {column.name: F.timestamp_micros(column.name) for column in table.columns if column.type == "timestamp"}
-    fields = (f"`{one.name}`: {'bigint' if one.name in times else one.type}" for one in table.columns)
+    fields = (f"`{one.name}`: {'bigint' if one.type == 'timestamp' else one.type}" for one in table.columns)
     text = json.dumps(list(rows), default=str, ensure_ascii=False)
-    parsed = F.from_json(F.lit(text), f"array<struct<{', '.join(fields)}>>")
-    return spark.range(1).select(F.inline(parsed)).withColumns(times)
+    parsed = spark.range(1).select(F.inline(F.from_json(F.lit(text), f"array<struct<{', '.join(fields)}>>")))
+    times = {one.name: F.timestamp_micros(one.name) for one in table.columns if one.type == "timestamp"}
+    return parsed.withColumns(times) if times else parsed  # Spark Connect refuses an empty mapping
 
 
 class ResultTables:
