@@ -132,7 +132,7 @@ def test_an_unreadable_file_is_tried_again_and_its_day_changes_when_it_is_read()
     assert changed_days([*still, *settled], before) == set()
 
 
-# ---- days to judge ----
+# ---- days to reconcile ----
 
 DAYS = st.sets(st.integers(0, 120), min_size=1, max_size=40)
 HORIZONS = st.integers(1, 20)
@@ -143,7 +143,7 @@ def day_of(number: int) -> date:
 
 
 @given(known=DAYS, changed=st.sets(st.integers(0, 120), max_size=5), horizon=HORIZONS)
-def test_every_day_whose_messages_may_have_changed_is_judged_with_all_it_takes(
+def test_every_day_whose_messages_may_have_changed_is_reconciled_with_all_it_takes(
     known: set[int], changed: set[int], horizon: int
 ) -> None:
     found = days_to_reconcile(map(day_of, known), map(day_of, changed), horizon)
@@ -161,5 +161,5 @@ def test_every_day_whose_messages_may_have_changed_is_judged_with_all_it_takes(
     assert scan <= known
 
 
-def test_nothing_is_judged_where_nothing_is() -> None:
+def test_without_days_there_is_nothing_to_reconcile() -> None:
     assert days_to_reconcile([], [], 14) == ((), ())

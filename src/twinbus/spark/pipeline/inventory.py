@@ -31,6 +31,8 @@ ATTEMPTS = 3
 PAUSE_SECONDS = 2.0
 #: A task that reads a whole file has it in memory.
 MOST_FETCHED_BYTES = 256 * 1024 * 1024
+#: Day and name of the file that says which days were removed on purpose.
+_EXPIRED = (None, layout.EXPIRED_MARKER)
 
 
 class LedgerFiles:
@@ -51,21 +53,19 @@ class LedgerFiles:
         try:
             frame = reader.load(escape_glob(self.url))
             # Spark has no rows for files without content. The content of the others is not read.
-            found = {_folder_and_name(unquote(path)): (0, 0) for path in frame.inputFiles()}
+            found = {self._place(unquote(path)): (0, 0) for path in frame.inputFiles()}
             for row in frame.select("path", "length", F.unix_micros("modificationTime").alias("modified")).collect():
-                found[_folder_and_name(row.path)] = row.length, row.modified
+                found[self._place(row.path)] = row.length, row.modified
         except PySparkException as error:
             reason = "there is no such folder" if is_missing_path(error) else reason_of(error)
             raise LedgerUnreachableError(f"Spark finds no ledger at {self.url}: {reason}") from error
         files: list[InputFile] = []
         has_notes = False
-        for (folder, name), (length, modified) in found.items():
-            day = _day_of(folder)
-            if name.endswith(layout.CLAIM_SUFFIX) or (day is None and name == layout.EXPIRED_MARKER):
+        for (day, name), (length, modified) in found.items():
+            if name.endswith(layout.CLAIM_SUFFIX) or (day, name) == _EXPIRED:
                 has_notes = True
             else:
-                place = name if day or folder == self.url.rpartition("/")[2] else f"{folder}/{name}"
-                files.append(InputFile(day, place, length, modified))
+                files.append(InputFile(day, name, length, modified))
         if not files and not has_notes:
             raise LedgerUnreachableError(f"there are no files of a ledger at {self.url}")
         return Listing(files, *self._notes()) if has_notes else Listing(files)
@@ -78,13 +78,22 @@ class LedgerFiles:
         claims: defaultdict[date, dict[str, list[str]]] = defaultdict(dict)
         expired_before = None
         for row in notes.text(escape_glob(self.url)).select("value", path).collect():
-            folder, name = _folder_and_name(unquote(row.path))
-            day, compacted = _day_of(folder), layout.parse_sidecar(name)
-            if day is None and name == layout.EXPIRED_MARKER:
+            day, name = self._place(unquote(row.path))
+            compacted = layout.parse_sidecar(name)
+            if (day, name) == _EXPIRED:
                 expired_before = date.fromisoformat(json.loads(row.value)["before"])
             elif day is not None and compacted is not None:
                 claims[day][str(compacted)] = layout.decode_claims(row.value.encode())
         return claims, expired_before
+
+    def _place(self, path: str) -> tuple[date | None, str]:
+        """The day and the name of a file; outside the ledger's day folders no day, and the name with its folder."""
+        above, folder, name = path.rsplit("/", 3)[1:]
+        ledger = self.url.rpartition("/")[2]
+        day = layout.day_of(folder) if above == ledger else None
+        if day is not None:
+            return date.fromisoformat(day), name
+        return None, name if folder == ledger else f"{folder}/{name}"
 
     def paths(self, files: Iterable[InputFile]) -> list[str]:
         return [f"{self.url}/day={file.day}/{file.name}" for file in files]
@@ -159,16 +168,6 @@ class LedgerFiles:
         except Exception:  # Spark's errors have no class in common over its versions
             return False
         return True
-
-
-def _folder_and_name(path: str) -> tuple[str, str]:
-    folder, name = path.rsplit("/", 2)[1:]
-    return folder, name
-
-
-def _day_of(folder: str) -> date | None:
-    day = layout.day_of(folder)
-    return None if day is None else date.fromisoformat(day)
 
 
 def _surveyed(file: InputFile, facts: Any) -> InputFile:
