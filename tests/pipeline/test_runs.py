@@ -119,7 +119,8 @@ def test_files_that_come_late_twice_and_compacted_give_the_same_tables(
     assert compact(ledger).new_files
     run(spark, ledger)
     assert tables(ledger) == clean
-    assert "replaced" in statuses(ledger).values()
+    claimed = {name for sidecar in ledger.rglob("*.replaces") for name in sidecar.read_text("utf-8").split()}
+    assert {name for name, status in statuses(ledger).items() if status == "replaced"} == claimed
 
 
 def test_results_that_are_lost_are_computed_again(

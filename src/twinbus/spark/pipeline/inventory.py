@@ -72,12 +72,12 @@ class LedgerFiles:
 
     def _notes(self) -> tuple[dict[date, dict[str, list[str]]], date | None]:
         """The files that compacted ones replace, by day; and before which day the ledger is expired."""
-        reader = self._spark.read.option("recursiveFileLookup", "true").option("wholetext", "true")
-        notes = reader.option("pathGlobFilter", f"{{*{layout.CLAIM_SUFFIX},{layout.EXPIRED_MARKER}}}")
+        glob = f"{{*{layout.CLAIM_SUFFIX},{layout.EXPIRED_MARKER}}}"
+        reader = self._spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", glob)
         path = F.col("_metadata.file_path").alias("path")
         claims: defaultdict[date, dict[str, list[str]]] = defaultdict(dict)
         expired_before = None
-        for row in notes.text(escape_glob(self.url)).select("value", path).collect():
+        for row in reader.text(escape_glob(self.url), wholetext=True).select("value", path).collect():
             day, name = self._place(unquote(row.path))
             compacted = layout.parse_sidecar(name)
             if (day, name) == _EXPIRED:
