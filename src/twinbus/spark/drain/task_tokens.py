@@ -48,8 +48,8 @@ async def mint(endpoint: Endpoint, credential: Any, paths: Iterable[str]) -> Tok
 
 def _short_lived(credential: Any) -> Credential:
     named_key = getattr(credential, "named_key", None)
-    found = SasKey(*named_key) if named_key is not None else as_credential(credential)
-    return replace(found, seconds=SECONDS) if isinstance(found, SasKey) else found
+    source = SasKey(*named_key) if named_key is not None else as_credential(credential)
+    return replace(source, seconds=SECONDS) if isinstance(source, SasKey) else source
 
 
 class HandedTokens:
@@ -67,9 +67,9 @@ class HandedTokens:
         return f"HandedTokens({len(self._tokens.by_audience)} entities)"
 
     async def token(self, audience: str) -> Token:
-        found = self._tokens.by_audience.get(audience.lower())
-        if found is not None:
-            return found
+        token = self._tokens.by_audience.get(audience.lower())
+        if token is not None:
+            return token
         path = audience.removeprefix(self._tokens.endpoint.audience(""))
         if path not in self.missing:
             self.missing.add(path)

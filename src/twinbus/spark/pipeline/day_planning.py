@@ -165,7 +165,7 @@ def files_to_compare(files: Collection[InputFile]) -> set[str]:
         return {file.name for file in files}
     ranges = sorted((ids.writer, ids.lowest, ids.highest, file.name) for file in files for ids in file.ids or ())
     overlapping: set[str] = set()
-    for _, ranges_of_writer in groupby(ranges, key=lambda one: one[0]):
+    for _, ranges_of_writer in groupby(ranges, key=lambda entry: entry[0]):
         reached, by = -1, ""
         for _, lowest, highest, name in ranges_of_writer:
             if lowest <= reached:

@@ -53,15 +53,15 @@ class LedgerFiles:
         try:
             frame = reader.load(escape_glob(self.url))
             # Spark has no rows for files without content. The content of the others is not read.
-            found = {self._place(unquote(path)): (0, 0) for path in frame.inputFiles()}
+            sizes = {self._place(unquote(path)): (0, 0) for path in frame.inputFiles()}
             for row in frame.select("path", "length", F.unix_micros("modificationTime").alias("modified")).collect():
-                found[self._place(row.path)] = row.length, row.modified
+                sizes[self._place(row.path)] = row.length, row.modified
         except PySparkException as error:
             reason = "there is no such folder" if is_missing_path(error) else reason_of(error)
             raise LedgerUnreachableError(f"Spark finds no ledger at {self.url}: {reason}") from error
         files: list[InputFile] = []
         has_notes = False
-        for (day, name), (length, modified) in found.items():
+        for (day, name), (length, modified) in sizes.items():
             if name.endswith(layout.CLAIM_SUFFIX) or (day, name) == _EXPIRED:
                 has_notes = True
             else:
@@ -179,5 +179,5 @@ def _surveyed(file: InputFile, facts: Any) -> InputFile:
     if facts.valid < facts.rows:
         wrong = f"{facts.rows - facts.valid:,} of its {facts.rows:,} rows"
         return file.left_out(Status.UNREADABLE, f"{wrong} lack op_id or ts, or are of another day than its folder's")
-    ids = None if facts.ids is None else tuple(IdRange(*map(int, ids)) for ids in facts.ids)
+    ids = None if facts.ids is None else tuple(IdRange(*map(int, entry)) for entry in facts.ids)
     return replace(file, rows=facts.rows, first_time=facts.first_time, last_time=facts.last_time, ids=ids)

@@ -224,7 +224,7 @@ class _Run:
                 "started": round(self.started.timestamp() * 1e6),
                 "finished": round(time.time() * 1e6) if is_complete else None,
                 "reconciled": is_complete and self.options.reconcile,
-                "days": [{"table": name, "days": some} for name, some in days.items()],
+                "days": [{"table": name, "days": published} for name, published in days.items()],
                 "twinbus": __version__,
                 "spark": self.spark.version,
                 **self.options.rules,
@@ -254,8 +254,8 @@ class _Run:
             for table in TABLES_OF_ONE_DAY:
                 self._replace(table, literal_rows(self.spark, table, ()), files)
             return
-        rows = self.ledger.rows([file for some in files.values() for file in some])
-        compared = {name for some in files.values() for name in files_to_compare(some)}
+        rows = self.ledger.rows([file for of_day in files.values() for file in of_day])
+        compared = {name for of_day in files.values() for name in files_to_compare(of_day)}
         operations = each_operation_once(rows, compared, operation_counts.COLUMNS)
         with _kept(operation_counts.operation_counts(operations)) as counts:
             self._replace(tables.USAGE, usage(counts), files)

@@ -68,10 +68,11 @@ def use_fewer_partitions(spark: SparkSession, size: int) -> None:
 
 def literal_rows(spark: SparkSession, table: Table, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """A few rows of the driver as a frame, without Python on the executors. Times are microseconds."""
-    fields = (f"`{one.name}`: {'bigint' if one.type == 'timestamp' else one.type}" for one in table.columns)
+    types = {column.name: "bigint" if column.type == "timestamp" else column.type for column in table.columns}
+    fields = ", ".join(f"`{name}`: {type}" for name, type in types.items())
     text = json.dumps(list(rows), default=str, ensure_ascii=False)
-    parsed = spark.range(1).select(F.inline(F.from_json(F.lit(text), f"array<struct<{', '.join(fields)}>>")))
-    times = {one.name: F.timestamp_micros(one.name) for one in table.columns if one.type == "timestamp"}
+    parsed = spark.range(1).select(F.inline(F.from_json(F.lit(text), f"array<struct<{fields}>>")))
+    times = {column.name: F.timestamp_micros(column.name) for column in table.columns if column.type == "timestamp"}
     return parsed.withColumns(times) if times else parsed  # Spark Connect refuses an empty mapping
 
 
@@ -195,7 +196,7 @@ class ResultTables:
             for row in self._load(f"{INPUTS.name}/{slot}", INPUTS).withColumns(times).collect():
                 values = row.asDict()
                 number, name, status, ids = (values.pop(key) for key in ("number", "file", "status", "ids"))
-                ranges = None if ids is None else tuple(IdRange(*map(int, one)) for one in ids)
+                ranges = None if ids is None else tuple(IdRange(*map(int, entry)) for entry in ids)
                 by_run[number].append(InputFile(name=name, status=Status(status), ids=ranges, **values))
         return max(by_run.items(), default=(0, []))
 

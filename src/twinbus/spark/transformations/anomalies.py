@@ -27,8 +27,8 @@ def with_late_arrivals(counts: DataFrame, message_days: DataFrame) -> DataFrame:
     earlier = message_days.select(*MESSAGE, F.col("day").alias("earlier"))
     candidates = counts.where("unexpected and not is_late").select(*key)
     known = earlier.join(candidates, list(MESSAGE)).where("earlier < day").select(*key).distinct()
-    found = counts.join(known.withColumn("is_known", F.lit(True)), key, "left")
-    return found.withColumn("is_late", F.expr("is_late or is_known is not null")).select(*counts.columns)
+    marked = counts.join(known.withColumn("is_known", F.lit(True)), key, "left")
+    return marked.withColumn("is_late", F.expr("is_late or is_known is not null")).select(*counts.columns)
 
 
 def anomalies(counts: DataFrame, spellings: DataFrame) -> DataFrame:
