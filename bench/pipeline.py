@@ -28,35 +28,33 @@ from bench.ledger_shape import Shape
 from bench.ledgers import generate
 from bench.pipeline_duckdb import DuckTables
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table as ShownTable
 
 from twinbus.spark.pipeline.day_planning import FIRST_PLAUSIBLE_DAY
-from twinbus.spark.pipeline.run import RunOptions, RunResult, run_pipeline
+from twinbus.spark.pipeline.run import CLOCK_SKEW, RunOptions, RunResult, run_pipeline
 from twinbus.spark.pipeline.storage import ResultTables, settings
 from twinbus.spark.session import running_spark
 from twinbus.spark.transformations import message_days as message_days_table
 from twinbus.spark.transformations import operation_counts as counts
-from twinbus.spark.transformations.anomalies import anomalies, without_late_arrivals
+from twinbus.spark.transformations.anomalies import anomalies, with_late_arrivals
 from twinbus.spark.transformations.operations import read_files
 from twinbus.spark.transformations.usage import usage
 from twinbus.spark.transformations.verdicts import (
-    beyond_horizon,
-    counted,
-    judged,
+    daily_usage,
     messages,
-    reported,
-    spelling,
-    usage_of_days,
+    receiver_times,
+    spellings,
+    verdict_counts,
     verdicts,
+    with_words,
 )
 from twinbus.tables.table_schemas import ANOMALIES, MESSAGE_DAYS, USAGE, VERDICTS, Table
 
 CORES = os.cpu_count() or 1
 FOLDER = Path("build/bench-pipeline")
 OPTIONS = RunOptions()
-RULES = OPTIONS.rules
+PATIENCE = OPTIONS.patience + CLOCK_SKEW
 #: Later than every row of a generated ledger, so that all timestamps are plausible.
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 #: Sizes for the runs with one changed day and with many small files.
@@ -160,16 +158,17 @@ class SparkTables:
         """Write `message_days`, `verdicts` and `anomalies`. Needs `usage`."""
         facts = message_days_table.message_days(self._rows().select(*message_days_table.COLUMNS))
         self._tables.replace(MESSAGE_DAYS, facts, self._days, small=False)
-        used = usage_of_days(self._tables.read(USAGE)).persist()
-        spelt, facts = spelling(used), self._tables.read(MESSAGE_DAYS, self._days)
-        known = reported(used, used.select(F.col("day").alias("first_day")).distinct(), RULES)
-        persisted = judgements = counted(judged(messages(facts, RULES), known, RULES)).persist()
-        if beyond_horizon(judgements).limit(1).count():
+        used = daily_usage(self._tables.read(USAGE)).persist()
+        paths, facts = spellings(used), self._tables.read(MESSAGE_DAYS, self._days)
+        times = receiver_times(used, used.select("day").distinct(), OPTIONS.horizon_days)
+        found = with_words(messages(facts, OPTIONS.horizon_days), times, PATIENCE, OPTIONS.drained)
+        persisted = counted = verdict_counts(found).persist()
+        if counted.where("is_beyond").limit(1).count():
             raise WrongResultError("expected no operations beyond the horizon, which the DuckDB queries do not handle")
-        if judgements.where("unexpected and not is_late").limit(1).count():
-            judgements = without_late_arrivals(judgements, facts)
-        self._tables.replace(VERDICTS, verdicts(judgements, spelt), self._days)
-        self._tables.replace(ANOMALIES, anomalies(judgements, spelt), self._days)
+        if counted.where("unexpected and not is_late").limit(1).count():
+            counted = with_late_arrivals(counted, facts)
+        self._tables.replace(VERDICTS, verdicts(counted, paths), self._days)
+        self._tables.replace(ANOMALIES, anomalies(counted, paths), self._days)
         persisted.unpersist()
         used.unpersist()
 
@@ -193,7 +192,7 @@ class Bench:
             "usage": (tables.usage, self._duck.usage, (USAGE,)),
             "reconciliation": (
                 tables.reconcile,
-                lambda: self._duck.reconcile(RULES),
+                lambda: self._duck.reconcile(OPTIONS.horizon_days, PATIENCE),
                 (MESSAGE_DAYS, VERDICTS, ANOMALIES),
             ),
         }

@@ -13,7 +13,6 @@ import duckdb
 
 from twinbus.ledger.recorder import NamespaceRole, OperationKind, Outcome, Stage
 from twinbus.spark.transformations.message_days import NO_NUMBER
-from twinbus.spark.transformations.verdicts import Rules
 from twinbus.tables.billed_units import BILLED, NOT_BILLED_STAGES, SIZED, SIZED_TOGETHER, UNIT_BYTES
 from twinbus.tables.table_schemas import ANOMALIES, MESSAGE_DAYS, USAGE, VERDICTS, Table
 from twinbus.tables.verdict import ANOMALIES as ANOMALY_WORDS
@@ -49,13 +48,13 @@ class DuckTables:
     def usage(self) -> None:
         self._write(USAGE, _USAGE.format(rows=self._rows))
 
-    def reconcile(self, rules: Rules) -> None:
+    def reconcile(self, horizon: int, patience: timedelta, drained: bool = False) -> None:
         """Write `message_days`, `verdicts` and `anomalies`. Needs `usage`."""
         self._write(MESSAGE_DAYS, _MESSAGE_DAYS.format(rows=self._rows))
         names = {table.name: self._read(self._results, table) for table in (USAGE, MESSAGE_DAYS)}
         for name in ("spelling", "reported", "counted"):
-            values = {**names, "patience": (rules.patience + rules.clock_skew) // timedelta(microseconds=1)}
-            sql = _STEPS[name].format(**values, horizon=rules.horizon, drained=rules.drained)
+            values = {**names, "patience": patience // timedelta(microseconds=1)}
+            sql = _STEPS[name].format(**values, horizon=horizon, drained=drained)
             self._duck.execute(f"create or replace temp table {name} as {sql}")
         [(beyond,)] = self._duck.execute("select count(*) from counted where is_beyond").fetchall()
         if beyond:

@@ -13,8 +13,9 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("twinbus", deadline=None, print_blob=True)
 settings.load_profile("twinbus")
 
-# Spark sessions of tests live for minutes at most, too short for Java's second compiler to pay off.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# Spark sessions of tests live for minutes at most, too short for Java's second compiler to pay off. Without it the room
+# for compiled code is 48 MB by default, which Spark 3.5 fills in a long session, and then fails.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 
 #: Tests in the first folder share one Spark session, which starts slowly. Those in the second start their own, with
 #: executors; a small machine can run only one at a time.

@@ -8,28 +8,24 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F
-
 from twinbus.ledger.layout import FileName, folder_of
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.schema import encode, pa, to_batch
 from twinbus.ledger.store import open_store
-from twinbus.spark.transformations.anomalies import anomalies, without_late_arrivals
+from twinbus.spark.transformations.anomalies import anomalies, with_late_arrivals
 from twinbus.spark.transformations.arrivals import arrivals
 from twinbus.spark.transformations.message_days import message_days
 from twinbus.spark.transformations.operation_counts import operation_counts
 from twinbus.spark.transformations.operations import read_files
 from twinbus.spark.transformations.usage import usage
 from twinbus.spark.transformations.verdicts import (
-    Rules,
-    beyond_horizon,
-    counted,
-    judged,
     messages,
-    messages_in_parts,
-    reported,
-    spelling,
+    messages_beyond_horizon,
+    receiver_times,
+    spellings,
+    verdict_counts,
     verdicts,
+    with_words,
 )
 from twinbus.tables.verdict import WORDS
 
@@ -139,27 +135,34 @@ class Reconciled:
 
 
 def run(spark: SparkSession, ledger: Path, **rules: Any) -> Reconciled:
-    """Judge the messages of a ledger by the transformations, without a run that writes tables."""
+    """Reconcile the messages of a ledger by the transformations, without a run that writes tables."""
     files = [str(path) for path in sorted(ledger.rglob("*.parquet"))]
-    return judge_rows(read_files(spark, str(ledger), files), **rules)
+    return reconcile(read_files(spark, str(ledger), files), **rules)
 
 
-def judge_rows(raw: DataFrame, **rules: Any) -> Reconciled:
-    """Judge the messages of rows of a ledger."""
-    given = {"horizon": 14, "patience": timedelta(hours=1), "clock_skew": timedelta(minutes=5), "drained": False}
-    chosen = Rules(**{**given, **rules})
+def reconcile(
+    raw: DataFrame,
+    *,
+    horizon: int = 14,
+    patience: timedelta = timedelta(hours=1),
+    clock_skew: timedelta = timedelta(minutes=5),
+    drained: bool = False,
+) -> Reconciled:
+    """Reconcile the messages of rows of a ledger."""
     rows = raw.dropDuplicates(["op_id"])
     used = usage(operation_counts(rows)).cache()
     by_day = message_days(rows).cache()
-    first_days = by_day.select(F.col("day").alias("first_day")).distinct()
-    spelt = spelling(used)
-    known = reported(used, first_days, chosen)
-    whole = counted(judged(messages(by_day, chosen), known, chosen)).cache()
-    parts = counted(judged(messages_in_parts(by_day, beyond_horizon(whole), chosen), known, chosen))
-    judgements = whole.where("not is_beyond").unionByName(parts)
-    judgements = without_late_arrivals(judgements, by_day)
-    tables = (verdicts(judgements, spelt), arrivals(by_day, spelt, chosen.horizon), anomalies(judgements, spelt))
+    spelt = spellings(used)
+    times = receiver_times(used, by_day.select("day").distinct(), horizon)
+
+    def counts_of(found: DataFrame) -> DataFrame:
+        return verdict_counts(with_words(found, times, patience + clock_skew, drained))
+
+    whole = counts_of(messages(by_day, horizon)).cache()
+    beyond = counts_of(messages_beyond_horizon(by_day, whole, horizon))
+    counts = with_late_arrivals(whole.where("not is_beyond").unionByName(beyond), by_day)
+    tables = (verdicts(counts, spelt), arrivals(by_day, spelt, horizon), anomalies(counts, spelt))
     found = Reconciled(*([row.asDict() for row in table.collect()] for table in tables))
-    used.unpersist()
-    by_day.unpersist()
+    for cached in (whole, used, by_day):
+        cached.unpersist()
     return found

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.ledger.layout import FileName
-from twinbus.spark.pipeline.day_planning import InputFile, Listing, Status, changed_days, judging, plan, whole_days
+from twinbus.spark.pipeline.day_planning import (
+    InputFile,
+    Listing,
+    Status,
+    changed_days,
+    days_to_reconcile,
+    plan,
+    whole_days,
+)
 
 TODAY = date(2026, 11, 18)
 DAY = date(2026, 11, 16)
@@ -27,9 +35,9 @@ def planned(
     """The files to survey, the status of the others, and the days that change if all can be read."""
     claims = options.pop("claims", {})
     expired = options.pop("expired_before", None)
-    found = plan(Listing(files, claims, expired), before, today=TODAY, **options)  # type: ignore[arg-type]
-    changed = changed_days(found.to_survey, found.settled, before)
-    return [one.name for one in found.to_survey], {one.name: one.status for one in found.settled}, changed
+    new, settled = plan(Listing(files, claims, expired), before, today=TODAY, **options)  # type: ignore[arg-type]
+    changed = changed_days([*new, *settled], before)
+    return [one.name for one in new], {one.name: one.status for one in settled}, changed
 
 
 def test_new_files_are_surveyed_and_known_ones_are_not() -> None:
@@ -46,7 +54,7 @@ def test_a_file_whose_content_has_changed_is_read_again() -> None:
 
 def test_a_compacted_file_replaces_others_before_and_after_they_are_gone() -> None:
     first, second, both = a_file(1), a_file(2), a_file(3, compacted=True)
-    claims = {(DAY, both.name): [first.name, second.name]}
+    claims = {DAY: {both.name: [first.name, second.name]}}
     names, statuses, changed = planned([first, second, both], [first, second], claims=claims)
     assert names == [both.name]
     assert statuses == {first.name: Status.REPLACED, second.name: Status.REPLACED}
@@ -57,7 +65,7 @@ def test_a_compacted_file_replaces_others_before_and_after_they_are_gone() -> No
 
 def test_a_claim_counts_only_with_its_file() -> None:
     first, both = a_file(1), a_file(3, compacted=True)
-    claims = {(DAY, both.name): [first.name]}
+    claims = {DAY: {both.name: [first.name]}}
     assert planned([first], [first], claims=claims) == ([], {first.name: Status.READ}, set())
 
 
@@ -119,12 +127,12 @@ def test_an_unreadable_file_is_tried_again_and_its_day_changes_when_it_is_read()
     before = [old, replace(damaged, status=Status.UNREADABLE, reason="no Parquet file")]
     names, statuses, changed = planned([old, damaged], before)
     assert (names, statuses, changed) == ([damaged.name], {old.name: Status.READ}, {DAY})
-    found = plan(Listing([old, damaged]), before, today=TODAY)
-    still = [replace(one, status=Status.UNREADABLE) for one in found.to_survey]
-    assert changed_days(still, found.settled, before) == set()
+    new, settled = plan(Listing([old, damaged]), before, today=TODAY)
+    still = [replace(one, status=Status.UNREADABLE) for one in new]
+    assert changed_days([*still, *settled], before) == set()
 
 
-# ---- days to judge ----
+# ---- days to reconcile ----
 
 DAYS = st.sets(st.integers(0, 120), min_size=1, max_size=40)
 HORIZONS = st.integers(1, 20)
@@ -135,11 +143,11 @@ def day_of(number: int) -> date:
 
 
 @given(known=DAYS, changed=st.sets(st.integers(0, 120), max_size=5), horizon=HORIZONS)
-def test_every_day_whose_messages_may_have_changed_is_judged_with_all_it_takes(
+def test_every_day_whose_messages_may_have_changed_is_reconciled_with_all_it_takes(
     known: set[int], changed: set[int], horizon: int
 ) -> None:
-    found = judging(map(day_of, known), map(day_of, changed), horizon)
-    publish, scan = ({(day - day_of(0)).days for day in some} for some in (found.publish, found.scan))
+    found = days_to_reconcile(map(day_of, known), map(day_of, changed), horizon)
+    publish, scan = ({(day - day_of(0)).days for day in some} for some in found)
     newest = max(known)
     for day in known:
         # Its messages have operations on the days of its horizon, other verdicts while time goes by, and may have begun
@@ -153,5 +161,5 @@ def test_every_day_whose_messages_may_have_changed_is_judged_with_all_it_takes(
     assert scan <= known
 
 
-def test_nothing_is_judged_where_nothing_is() -> None:
-    assert judging([], [], 14).publish == ()
+def test_without_days_there_is_nothing_to_reconcile() -> None:
+    assert days_to_reconcile([], [], 14) == ((), ())

@@ -119,7 +119,8 @@ def test_files_that_come_late_twice_and_compacted_give_the_same_tables(
     assert compact(ledger).new_files
     run(spark, ledger)
     assert tables(ledger) == clean
-    assert "replaced" in statuses(ledger).values()
+    claimed = {name for sidecar in ledger.rglob("*.replaces") for name in sidecar.read_text("utf-8").split()}
+    assert {name for name, status in statuses(ledger).items() if status == "replaced"} == claimed
 
 
 def test_results_that_are_lost_are_computed_again(
@@ -298,6 +299,21 @@ def test_days_of_impossible_clocks_are_listed_and_not_counted(spark: SparkSessio
     found = statuses(ledger)
     assert (found[early.name], found[ahead.name]) == ("clock", "clock")
     assert {row[0] for row in tables(ledger)["usage"]} == {date(2026, 11, 1)}
+
+
+def test_a_day_folder_below_another_folder_is_not_read(spark: SparkSession, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    path = put(ledger, [an_operation(START, message_id="m-1", destination="orders")])
+    other = put(tmp_path / "other", [an_operation(START + DAY, message_id="m-2", destination="orders")])
+    for copied in (path, other):
+        shutil.copytree(copied.parent, ledger / "backup" / copied.parent.name)
+    run(spark, ledger)
+    assert [row[2] for row in tables(ledger)["message_days"]] == ["m-1"]
+    assert statuses(ledger) == {
+        path.name: "read",
+        f"{path.parent.name}/{path.name}": "stray",
+        f"{other.parent.name}/{other.name}": "stray",
+    }
 
 
 def test_two_runs_at_once_are_kept_apart(spark: SparkSession, tmp_path: Path) -> None:

@@ -11,18 +11,19 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.pipeline.ledger_files import HOUR, MINUTE, SECOND, START, an_operation, put, some_operations
-from tests.pipeline.reconciling import backlog, diverted, judge_rows, moved, received, row, sent, write
+from tests.pipeline.reconciling import backlog, diverted, moved, received, reconcile, row, sent, write
 
 from twinbus.ledger.recorder import NamespaceRole, Operation, OperationKind, Outcome, Stage
 from twinbus.ledger.schema import message_key
+from twinbus.spark.pipeline.day_planning import IdRange, InputFile, files_to_compare
 from twinbus.spark.transformations.activity import activity
 from twinbus.spark.transformations.backlog_time import backlog_time
 from twinbus.spark.transformations.latency import latency
 from twinbus.spark.transformations.message_days import message_days
 from twinbus.spark.transformations.operation_counts import operation_counts
-from twinbus.spark.transformations.operations import IdRange, each_operation_once, files_to_compare, read_files
+from twinbus.spark.transformations.operations import each_operation_once, read_files
 from twinbus.spark.transformations.usage import usage
-from twinbus.spark.transformations.verdicts import spelling
+from twinbus.spark.transformations.verdicts import spellings
 from twinbus.tables.activity import ACTIVITY_RULES
 from twinbus.tables.billed_units import billed_units, is_transferred
 from twinbus.tables.histogram import bucket_of
@@ -152,7 +153,7 @@ def test_time_in_the_backlog_belongs_to_the_hour_of_diverting(spark: SparkSessio
         ],
     )
     rows = rows_of(spark, tmp_path)
-    found = collected(backlog_time(message_days(rows), spelling(usage(operation_counts(rows))), 14), "backlog_time")
+    found = collected(backlog_time(message_days(rows), spellings(usage(operation_counts(rows))), 14), "backlog_time")
     noon = datetime(2026, 11, 16, 12, tzinfo=UTC)
     seen = {(row["hour"], row["entity"], row["state"]): (row["bucket"], row["count"], row["max_us"]) for row in found}
     assert seen == {
@@ -178,21 +179,28 @@ def test_a_message_without_a_key_gets_that_of_its_id(spark: SparkSession, tmp_pa
 RANGES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 30), st.integers(0, 8)), max_size=3)
 
 
+def a_file(name: str, ids: list[IdRange] | None) -> InputFile:
+    return InputFile(date(2026, 11, 1), name, 1, 1, ids=None if ids is None else tuple(ids))
+
+
 @given(files=st.dictionaries(st.sampled_from("abcdef"), RANGES))
 def test_files_are_compared_just_if_they_share_an_id(files: dict[str, list[tuple[int, int, int]]]) -> None:
     ids = {
         name: {(w, at) for w, low, size in some for at in range(low, low + size + 1)} for name, some in files.items()
     }
     sharing = {one for one in ids for other in ids if one != other and ids[one] & ids[other]}
-    ranges = {name: [IdRange(w, low, low + size) for w, low, size in some] for name, some in files.items()}
-    assert files_to_compare(ranges) >= sharing
+    surveyed = [
+        a_file(name, [IdRange(writer, low, low + size) for writer, low, size in some]) for name, some in files.items()
+    ]
+    assert files_to_compare(surveyed) >= sharing
     if not sharing and all(len(some) <= 1 for some in files.values()):
-        assert files_to_compare(ranges) == set()
+        assert files_to_compare(surveyed) == set()
 
 
 def test_a_file_with_too_many_writers_is_compared_with_all() -> None:
-    assert files_to_compare({"a": None, "b": [IdRange(1, 1, 2)]}) == {"a", "b"}
-    assert files_to_compare({"a": None}) == set()
+    many, few = a_file("a", None), a_file("b", [IdRange(1, 1, 2)])
+    assert files_to_compare([many, few]) == {"a", "b"}
+    assert files_to_compare([many]) == set()
 
 
 def test_repeated_rows_count_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -201,9 +209,9 @@ def test_repeated_rows_count_once(spark: SparkSession, tmp_path: Path) -> None:
     copy = put(tmp_path, rows[3:7])
     unlike = put(tmp_path, [an_operation(START + 20)])
     files = [path.name for path in copy.parent.iterdir()]
-    compared = {"2026-11-01": [name for name in files if name != unlike.name]}
+    compared = [name for name in files if name != unlike.name]
     assert each_operation_once(rows_of(spark, tmp_path), compared, ["ts"]).count() == 11
-    assert each_operation_once(rows_of(spark, tmp_path), {}, ["ts"]).count() == 15
+    assert each_operation_once(rows_of(spark, tmp_path), [], ["ts"]).count() == 15
 
 
 # ---- the rule of verdicts ----
@@ -270,6 +278,6 @@ def test_the_words_on_spark_are_those_of_plain_python(
         facts.is_over = drained
         assert not arrived or not accepted or facts.received  # what was received was not accepted too early
         expected[destination] = set(judge(facts).words())
-    found = judge_rows(rows_of(spark, folder), drained=drained)
+    found = reconcile(rows_of(spark, folder), drained=drained)
     said = {one["destination"]: {word for word in WORDS if one[word]} for one in found.verdicts}
     assert said == expected

@@ -45,7 +45,7 @@ def run_pipeline(
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     now: datetime | None = None,
 ) -> RunResult:
-    """Bring the result tables up to date with a ledger. Only days whose files are new or have changed are read.
+    """Bring the result tables up to date with a ledger. Reads only days whose files are new or have changed.
 
     Args:
         ledger: A folder or URL that Spark reaches.
@@ -57,7 +57,7 @@ def run_pipeline(
         allow_shrink: Compute days again whose files are gone, from those that are left.
         format: `parquet`, or another format that the session can write, such as `delta`.
         storage_options: `account_name` of an Azure container, if the URL does not say it.
-        progress: Is told what is being done, and how many rows of how many are.
+        progress: Called with what is being done, and how many rows of how many are done.
         now: The time of the run; rows of days that begin more than a day later are left out as wrong clocks.
 
     Raises:
@@ -95,9 +95,9 @@ def read_table(
 
     Raises:
         ValueError: There is no table of this name.
-        PipelineError: There are no tables at this place, or those of a later release.
+        PipelineError: There are no tables at this place, or they are of a later release.
     """
-    from .pipeline.run_errors import NoTablesError
+    from .pipeline.run_errors import ResultsUnreachableError
     from .pipeline.storage import ResultTables
 
     if name not in TABLES:
@@ -105,7 +105,7 @@ def read_table(
     place = locate(results, storage_options)
     last = ResultTables(spark, place.spark).generation()
     if last is None:
-        raise NoTablesError(f"there are no result tables at {place.shown}")
+        raise ResultsUnreachableError(f"there are no result tables at {place.shown}")
     return ResultTables(spark, place.spark, last.format).read(TABLES[name])
 
 
@@ -135,7 +135,7 @@ def drain(
     settings = settings or DrainSettings()
     check_workers(spark, settings.ledger)
     spark_drain = SparkDrain(spark, primary, secondary, queues, settings, on_progress)
-    # In another thread, because notebooks have an event loop that is running.
+    # In another thread, because notebooks have a running event loop.
     with ThreadPoolExecutor(1, "twinbus-drain") as pool:
         return pool.submit(lambda: asyncio.run(spark_drain.run())).result()
 

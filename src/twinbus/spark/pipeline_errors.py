@@ -1,4 +1,4 @@
-"""What can go wrong before or in a pipeline's work.
+"""Errors of the pipeline and of the drain; those of runs are in `pipeline/run_errors.py`.
 
 PipelineError
 ├── SparkMissingError       pyspark, or what Spark Connect needs, is not installed

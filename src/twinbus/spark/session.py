@@ -1,4 +1,4 @@
-"""The one place that builds a Spark session."""
+"""Build or find the Spark session to work with."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("twinbus.spark")
 
-#: One for every pump of ten backlog queues, and two to spare: tasks wait for the network, not for a core.
+#: Ten pumps, one for each backlog queue, and two to spare: tasks wait for the network, not for a core.
 SLOTS = 12
 MAX_SLOTS = 1024
 CONNECT_SECONDS = 30.0
-#: How often a task is tried. Spark's own `local[12]` never tries again.
+#: Attempts of a task. Spark's own `local[12]` has one.
 ATTEMPTS = 4
 GIB = 1024**3
-#: Bounds of the memory that Spark gets without being told: a quarter of the machine's.
+#: Bounds of Spark's memory by default, which is a quarter of the machine's.
 LEAST_MEMORY, MOST_MEMORY = GIB, 8 * GIB
 
 LOCAL = re.compile(r"local(-cluster)?(\[.*\])?")
@@ -44,23 +44,23 @@ MASTER = re.compile(
 STANDALONE = "spark://"
 MEMORY = re.compile(r"[1-9]\d*[mg]")
 
-#: Spark hides settings whose name or value has one of these words from its pages and event logs. Its own list knows
+#: Spark hides settings whose name or value has one of these words from its pages and event logs. Its own list has
 #: neither connection strings nor the account keys of stores.
 SECRET_WORDS = (
     r"(?i)secret|password|token|access[.]?key|connection.?string|account[.]?key|shared.?access|signature|credential"
     r"|\bsas\b|private.?key"
 )
-#: And these from the text of its plans, in the forms in which Azure writes them.
+#: Spark hides these from the text of its plans: secrets in the forms in which Azure writes them.
 SECRET_TEXTS = r"(?i)((shared)?access(key|signature)|accountkey|\bsig)=[^;&,\s]+|\beyJ[\w-]+\.[\w-]+\.[\w-]*"
 
 TIME_ZONE = "spark.sql.session.timeZone"
-#: What results depend on, and what hides secrets. Every session gets these, also one that was there before.
+#: Settings that results depend on, or that hide secrets. Every session gets them, existing ones included.
 SESSION = {
     TIME_ZONE: "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.redaction.string.regex": SECRET_TEXTS,
 }
-#: Java must have these when it starts; Spark gets all others later.
+#: Java needs these when it starts; Spark gets all others later.
 AT_START = (
     "spark.driver.memory",
     "spark.driver.extraJavaOptions",
@@ -70,7 +70,7 @@ AT_START = (
 
 
 def require_spark() -> None:
-    """Raise SparkMissingError if a package of the extra `spark` is missing. Starts and imports nothing."""
+    """Raise SparkMissingError if a package of the extra `spark` is missing, without importing any."""
     if any(find_spec(name) is None for name in ("numpy", "pandas", "pyarrow", "pyspark")):
         raise SparkMissingError
 
@@ -84,15 +84,21 @@ def spark_session(
     memory: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session to work with: on this machine, on a cluster (`master`), of a Spark Connect server (`remote`).
+    """A session on this machine, on a cluster (`master`), or of a Spark Connect server (`remote`).
 
-    With neither, the session of the notebook or of the job that this runs in is taken, if there is one, with settings
-    of its own, so that nothing changes for its owner (but with Spark Connect, where there can be but one). Else Spark
-    starts here, with `slots` tasks at once. `memory`, such as `4g`, is what Spark gets of this machine, or of each of
-    the cluster's. `config` are more settings of Spark, and win over ours. Use `running_spark` to have it stopped.
+    With neither, uses the session of the surrounding notebook or job, if there is one: a new session of the same Spark,
+    so that its own settings stay as they are (with Spark Connect, the same session). Else starts Spark on this machine,
+    with `slots` tasks at once. `running_spark` also stops it.
 
-    Raises ValueError for a bad argument, SparkMissingError without pyspark, JavaMissingError without a Java, and
-    SparkNotStartedError.
+    Args:
+        memory: Memory, such as `4g`, of Spark on this machine, or of each executor of the cluster.
+        config: More settings of Spark. They take precedence.
+
+    Raises:
+        ValueError: An argument is wrong.
+        SparkMissingError: pyspark is not installed.
+        JavaMissingError: There is no Java that this Spark runs on.
+        SparkNotStartedError: Spark did not start, or the cluster cannot be reached.
     """
     config = dict(config or {})
     _check(master, remote, slots, memory, config)
@@ -104,7 +110,7 @@ def spark_session(
         return _remote(remote, app_name, config)
     if master is None:
         if (active := SparkSession.getActiveSession()) is not None:
-            return _with_settings(_apart_from(active), config)
+            return _with_settings(_separate_session(active), config)
         if _is_submitted():
             # The settings of the job name the master.
             return _with_settings(SparkSession.builder.appName(app_name).getOrCreate(), config)
@@ -124,7 +130,7 @@ def running_spark(
     memory: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """As `spark_session`; stopped at the end, unless it was there before."""
+    """As `spark_session`; stops Spark at the end, unless it was running before."""
     is_ours = not is_running()
     spark = spark_session(master=master, remote=remote, app_name=app_name, slots=slots, memory=memory, config=config)
     try:
@@ -135,7 +141,7 @@ def running_spark(
 
 
 def is_running() -> bool:
-    """Whether this process has a session, its own or that of the job it belongs to."""
+    """Whether this process has a Spark session, its own or that of its job."""
     if "pyspark" not in sys.modules:
         return _is_submitted()
     from pyspark.sql import SparkSession
@@ -168,7 +174,7 @@ def _check(master: str | None, remote: str | None, slots: int, memory: str | Non
 
 
 def _host_of(remote: str) -> str:
-    """The part of the address that is no secret: a token may follow."""
+    """The part of the address that is no secret: the parameters may have a token."""
     parts = urlsplit(remote)
     if parts.scheme != "sc" or not parts.hostname:
         raise ValueError("remote must be sc://HOST[:PORT][/;PARAMETERS]")
@@ -193,11 +199,11 @@ def _remote(remote: str, app_name: str, config: Mapping[str, str]) -> SparkSessi
 
 
 def _await_server(remote: str, host: str) -> None:
-    """Raise SparkNotStartedError unless there is somebody: PySpark itself tries for more than ten minutes."""
+    """Raise SparkNotStartedError unless the server answers: PySpark itself retries for more than ten minutes."""
     import grpc
     import pyspark.sql.connect.client as connect
 
-    # Spark 3.5 has but one kind, under the shorter name.
+    # Spark 3.5 has one class, under the shorter name.
     builder: Any = getattr(connect, "DefaultChannelBuilder", connect.ChannelBuilder)
     with builder(remote).toChannel() as channel:
         try:
@@ -209,16 +215,16 @@ def _await_server(remote: str, host: str) -> None:
             ) from None
 
 
-def _apart_from(active: SparkSession) -> SparkSession:
-    """A session with the same Spark and settings of its own; with Spark Connect the same session.
+def _separate_session(active: SparkSession) -> SparkSession:
+    """A session of the same Spark with its own settings; with Spark Connect the same session.
 
-    There, a second one exists since 4.3 only, and a process that does not stop it never ends.
+    There, new sessions exist only since 4.3, and a process that does not stop them never ends.
     """
     return active if type(active).__module__.startswith("pyspark.sql.connect") else active.newSession()
 
 
 def _with_settings(session: SparkSession, config: Mapping[str, str]) -> SparkSession:
-    """Give a session that others made the settings that results depend on, and those asked for."""
+    """Set what results depend on, and `config`, in an existing session."""
     from pyspark.errors import PySparkException
 
     for name, value in {**SESSION, **config}.items():
@@ -227,15 +233,15 @@ def _with_settings(session: SparkSession, config: Mapping[str, str]) -> SparkSes
         except PySparkException as error:
             if name in config or name == TIME_ZONE:
                 raise SparkNotStartedError(f"this Spark does not let {name} be set: {reason_of(error)}") from error
-            logger.info("this Spark does not let %s be set", name)  # as some hosted ones, which see to it themselves
+            logger.info("This Spark does not let %s be set", name)  # some hosted ones have their own redaction
     return session
 
 
 def _start(master: str, app_name: str, memory: str | None, config: Mapping[str, str]) -> SparkSession:
     """Start Java, then Spark in it.
 
-    The settings reach Spark through its authenticated socket, not on the command line, where everyone on the machine
-    could read them; only those that Java itself needs to start are there.
+    Settings reach Spark through its authenticated socket, because the command line is readable for everyone on the
+    machine; only those that Java needs to start are on it.
     """
     import pyspark
     from pyspark import SparkContext
@@ -250,7 +256,7 @@ def _start(master: str, app_name: str, memory: str | None, config: Mapping[str, 
     settings = _settings(master, app_name, memory, java, config)
     environment = {"JAVA_HOME": str(java_home_for_spark(java))}
     if LOCAL.fullmatch(master):
-        # Workers are on this machine, so they have what this process has.
+        # Workers are on this machine and use this Python.
         environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     with _environment(environment):
         try:
@@ -266,7 +272,7 @@ def _start(master: str, app_name: str, memory: str | None, config: Mapping[str, 
 
 
 def _await_master(master: str) -> None:
-    """Raise SparkNotStartedError unless a master answers: Spark itself would try for minutes."""
+    """Raise SparkNotStartedError unless a master answers: Spark itself retries for minutes."""
     addresses = master.removeprefix(STANDALONE).split(",")
     for address in addresses:
         host, _, port = address.rpartition(":")
@@ -285,7 +291,7 @@ def _conf(settings: Mapping[str, str]) -> SparkConf:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of what Java or PySpark says, without what might be a secret."""
+    """The first line of an error of Java or PySpark, without secrets."""
     cause = getattr(error, "java_exception", error)
     line = (str(cause).splitlines() or [""])[0]
     return re.sub(SECRET_TEXTS, "(hidden)", line)[:300] or type(error).__name__
@@ -293,7 +299,7 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Spark reads these when it starts, and never again."""
+    """Set environment variables while Spark starts. It reads them only then."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -314,13 +320,13 @@ def _settings(master: str, app_name: str, memory: str | None, java: Java, config
         "spark.redaction.regex": SECRET_WORDS,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Nothing here makes tables, but Spark makes the folder, and would make it where the user is.
+        # Not used, but Spark creates the folder, by default in the working folder.
         "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "twinbus-no-warehouse")),
         "spark.driver.extraJavaOptions": _java_options(java, config.get("spark.driver.extraJavaOptions")),
     }
     if LOCAL.fullmatch(master):
         settings |= {
-            # Nobody else needs to reach it.
+            # Only this machine needs to reach it.
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": memory or _default_memory(),
@@ -333,7 +339,7 @@ def _settings(master: str, app_name: str, memory: str | None, java: Java, config
 def _java_options(java: Java, more: str | None) -> str:
     log = Path(__file__).with_name("log4j2.properties").as_uri()
     options = [f"-Dlog4j2.configurationFile={log}"]
-    if java.version >= 24:  # which warns of what Spark's libraries do
+    if java.version >= 24:  # warns of what Spark's libraries do
         options += ["--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow"]
     return " ".join([*options, more] if more else options)
 

@@ -6,7 +6,6 @@ The schemas of Spark and Arrow and the page in `docs/` are derived from this def
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from .verdict import WORDS
@@ -23,33 +22,26 @@ class Column(NamedTuple):
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
 class Table:
-    """One table, stored below `<results>/<name>/day=YYYY-MM-DD/`."""
+    """One table, stored below `<results>/<name>/day=YYYY-MM-DD/`.
 
-    name: str
-    #: The key of a row: there is one row for each.
-    row: str
-    columns: tuple[Column, ...]
+    Args:
+        row: The key of a row: there is one row for each.
+    """
 
-    @property
-    def names(self) -> list[str]:
-        return [column.name for column in self.columns]
-
-    @property
-    def ddl(self) -> str:
-        """The columns as Spark SQL writes a schema."""
-        return ", ".join(f"`{column.name}` {column.type}" for column in self.columns)
-
-
-def _table(name: str, row: str, *columns: tuple[str, str, str]) -> Table:
-    return Table(name, row, tuple(Column(*column) for column in columns))
+    def __init__(self, name: str, row: str, *columns: tuple[str, str, str]) -> None:
+        self.name = name
+        self.row = row
+        self.columns = tuple(Column(*column) for column in columns)
+        self.names = [column.name for column in self.columns]
+        #: The columns as Spark SQL writes a schema.
+        self.ddl = ", ".join(f"`{column.name}` {column.type}" for column in self.columns)
 
 
 _HOUR = ("hour", "timestamp", "start of the hour, UTC")
 _ENTITY = ("entity", "string", "queue or topic the message is for; for other operations, the entity that was asked")
 
-USAGE = _table(
+USAGE = Table(
     "usage",
     "hour, pairing, client, namespace, entity, operation, stage and outcome",
     ("day", "date", "UTC day of the operations"),
@@ -70,7 +62,7 @@ USAGE = _table(
     ("last_time", "timestamp", "time of the last operation"),
 )
 
-LATENCY = _table(
+LATENCY = Table(
     "latency",
     "hour, entity, stage, operation and histogram bucket, of operations that were done",
     ("day", "date", "UTC day of the operations"),
@@ -83,7 +75,7 @@ LATENCY = _table(
     ("max_us", "bigint", "longest duration in microseconds"),
 )
 
-BACKLOG_TIME = _table(
+BACKLOG_TIME = Table(
     "backlog_time",
     "hour in which messages were diverted, entity, state and histogram bucket",
     ("day", "date", "UTC day on which the messages were diverted"),
@@ -95,7 +87,7 @@ BACKLOG_TIME = _table(
     ("max_us", "bigint", "longest time in the backlog in microseconds; 0 while waiting"),
 )
 
-ACTIVITY = _table(
+ACTIVITY = Table(
     "activity",
     "minute, pairing, entity and kind of event",
     ("day", "date", "UTC day of the events"),
@@ -108,7 +100,7 @@ ACTIVITY = _table(
     ("last_time", "timestamp", "time of the last event"),
 )
 
-MESSAGE_DAYS = _table(
+MESSAGE_DAYS = Table(
     "message_days",
     "day, message and destination; for topics one more row for each subscription at which the message arrived",
     ("day", "date", "UTC day of the operations"),
@@ -138,7 +130,7 @@ MESSAGE_DAYS = _table(
 
 _EVIDENCE = ("evidence", "string", "`receivers` if receivers of the destination record, else `namespace`")
 
-VERDICTS = _table(
+VERDICTS = Table(
     "verdicts",
     "day on which messages were first seen, and destination",
     ("day", "date", "UTC day of the messages' first operation"),
@@ -148,7 +140,7 @@ VERDICTS = _table(
     ("before_receivers", "bigint", "messages that arrived by the namespace's word, before receivers recorded"),
 )
 
-ARRIVALS = _table(
+ARRIVALS = Table(
     "arrivals",
     "day on which messages first arrived, topic and subscription",
     ("day", "date", "UTC day of the messages' first arrival at the subscription"),
@@ -157,7 +149,7 @@ ARRIVALS = _table(
     ("messages", "bigint", "messages that arrived there"),
 )
 
-ANOMALIES = _table(
+ANOMALIES = Table(
     "anomalies",
     "message and word that should be looked at",
     ("day", "date", "UTC day of the message's first operation"),
@@ -178,7 +170,7 @@ TABLES: Mapping[str, Table] = {
 }
 
 #: Bookkeeping of runs.
-INPUTS = _table(
+INPUTS = Table(
     "_inputs",
     "file of the ledger that a run listed; runs write into two folders in turn",
     ("number", "bigint", "number of the run"),
@@ -194,7 +186,7 @@ INPUTS = _table(
     ("ids", "array<struct<writer:bigint,lowest:decimal(20,0),highest:decimal(20,0)>>", "ranges of operation ids"),
 )
 
-GENERATION = _table(
+GENERATION = Table(
     "_generation",
     "run that wrote the tables last; always one row",
     ("version", "int", "version of the tables"),

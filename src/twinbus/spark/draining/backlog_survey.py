@@ -1,7 +1,7 @@
-"""The backlog queues as the driver sees them: about how much is in each, and for which destinations.
+"""Estimate how many messages each backlog queue has, and for which destinations.
 
-Everything is found by looking (peek), so the right to listen is enough. A queue's sequence numbers say how long it can
-be, and samples how dense it is; a short queue is seen whole.
+Messages are only peeked, so the right to listen is enough. The sequence numbers of a queue bound its length, samples
+show how dense it is; a short queue is peeked as a whole.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .slice_planning import Depth
 
 logger = logging.getLogger("twinbus.spark.drain")
 
-HEAD = 250  # messages that are looked at first
-SAMPLES, SAMPLE = 8, 20  # looks further behind, and messages a look
-GLANCE, MOST_GLANCES = 20, 5  # messages that are looked at to see where a queue begins, and looks in a row
+HEAD = 250  # messages that are peeked first
+SAMPLES, SAMPLE = 8, 20  # peeks behind the head, and messages of each
+GLANCE, MOST_GLANCES = 20, 5  # messages of a peek that looks for the start of a queue, and peeks in a row
 #: A sequence number has 48 bits of its own; the rest says which partition of the queue it is.
 MAX_NUMBER = 1 << 48
 ATTACH_TIMEOUT = 15.0
@@ -37,7 +37,7 @@ SETTLE_TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a look at all queues has shown."""
+    """What peeking at all queues has shown."""
 
     depths: tuple[Depth, ...]
     destinations: frozenset[str]
@@ -49,7 +49,7 @@ class Survey:
 
 
 @dataclass(slots=True)
-class _Sight:
+class _QueueEstimate:
     """What was seen of one queue so far."""
 
     paths: set[str] = field(default_factory=set)
@@ -57,16 +57,16 @@ class _Sight:
     deferred: float = 0.0
 
     def add(self, page: list[PeekedMessage], width: float) -> None:
-        """These messages stand for so many numbers of the queue."""
-        self.paths |= {one.path for one in page if one.path}
+        """Count messages that stand for `width` sequence numbers of the queue."""
+        self.paths |= {message.path for message in page if message.path}
         weight = width / max(1, page[-1].number - page[0].number + 1) if page else 0.0
-        self.active += weight * sum(one.state not in (DEFERRED_STATE, SCHEDULED_STATE) for one in page)
-        self.deferred += weight * sum(one.state == DEFERRED_STATE for one in page)
+        self.active += weight * sum(message.state not in (DEFERRED_STATE, SCHEDULED_STATE) for message in page)
+        self.deferred += weight * sum(message.state == DEFERRED_STATE for message in page)
 
 
 @dataclass(slots=True)
-class _Stretch:
-    """The numbers between which the active messages of a queue lay, how many they were, and where they begin now."""
+class _ActiveRange:
+    """The sequence numbers between which the active messages of a queue were, how many, and where they begin now."""
 
     first: int
     last: int
@@ -75,12 +75,12 @@ class _Stretch:
 
     @property
     def left(self) -> float:
-        """How many are still there if they lie evenly."""
+        """How many are still there if they are evenly spread."""
         return self.active * max(0, self.last - max(self.first, self.now) + 1) / (self.last - self.first + 1)
 
 
 class Backlog:
-    """Looks at the queues, and waits at them, over one connection that is made when it is needed."""
+    """Peeks at the queues and waits for messages, over one connection that is opened when it is needed."""
 
     def __init__(self, side: Side, queues: tuple[str, ...], recorder: Recorder, pairing: str, client: str) -> None:
         self._side = side
@@ -91,7 +91,7 @@ class Backlog:
         #: The highest number seen in each queue: the search for the end begins there.
         self._ends: dict[str, int] = {}
         #: Where messages were in the last survey.
-        self._stretches: dict[str, _Stretch] = {}
+        self._ranges: dict[str, _ActiveRange] = {}
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.error is not None:
@@ -105,73 +105,73 @@ class Backlog:
         if connection is not None:
             await connection.close()
 
-    # ---- looking ----
+    # ---- survey ----
 
     async def survey(self) -> Survey:
-        """Look at every queue. Raises one of `twinbus.amqp.client.errors` if that is not possible."""
+        """Peek at every queue. Raises one of `twinbus.amqp.client.errors` if that is not possible."""
         await self._connected()
-        self._stretches.clear()
-        found = await asyncio.gather(*map(self._look, self._queues), return_exceptions=True)
+        self._ranges.clear()
+        results = await asyncio.gather(*map(self._survey_queue, self._queues), return_exceptions=True)
         depths, paths, missing = [], set(), []
-        for queue, one in zip(self._queues, found, strict=True):
-            if isinstance(one, AmqpError) and one.condition == NOT_FOUND:
+        for queue, result in zip(self._queues, results, strict=True):
+            if isinstance(result, AmqpError) and result.condition == NOT_FOUND:
                 missing.append(queue)
-            elif isinstance(one, BaseException):
-                raise one
+            elif isinstance(result, BaseException):
+                raise result
             else:
-                depths.append(Depth(queue, round(one.active), round(one.deferred)))
-                paths |= one.paths
+                depths.append(Depth(queue, round(result.active), round(result.deferred)))
+                paths |= result.paths
         return Survey(tuple(depths), frozenset(paths), tuple(missing))
 
-    async def _look(self, queue: str) -> _Sight:
-        sight = _Sight()
+    async def _survey_queue(self, queue: str) -> _QueueEstimate:
+        estimate = _QueueEstimate()
         head = await self._peek(queue, 0, HEAD)
         if not head:
-            return sight
-        sight.add(head, head[-1].number - head[0].number + 1)
+            return estimate
+        estimate.add(head, head[-1].number - head[0].number + 1)
         behind = await self._peek(queue, head[-1].number + 1, 1)
         if not behind:
-            self._stretches[queue] = _Stretch(head[0].number, head[-1].number, sight.active)
-            return sight
-        first, last = behind[0].number, await self._end_of(queue, behind[0].number, sight)
+            self._ranges[queue] = _ActiveRange(head[0].number, head[-1].number, estimate.active)
+            return estimate
+        first, last = behind[0].number, await self._end_of(queue, behind[0].number, estimate)
         width = (last - first + 1) / SAMPLES
         for start in (first + int(index * width) for index in range(SAMPLES)):
             page = await self._peek(queue, start, SAMPLE)
             if page:
-                # Where nothing is for a while, the messages behind the gap stand for what is left.
+                # The messages behind a gap stand for the rest of the sample's width.
                 gap = min(width, page[0].number - start)
-                sight.add(page, width - gap)
-        self._stretches[queue] = _Stretch(head[0].number, last, sight.active)
-        return sight
+                estimate.add(page, width - gap)
+        self._ranges[queue] = _ActiveRange(head[0].number, last, estimate.active)
+        return estimate
 
     async def glance(self) -> int:
-        """About how many of the active messages of the last survey are left: a look or two at each queue.
+        """Estimate how many of the active messages of the last survey are left, with a peek or two at each queue.
 
-        What came since is not counted. Raises one of `twinbus.amqp.client.errors`.
+        Messages that arrived since are not counted. Raises one of `twinbus.amqp.client.errors`.
         """
-        left = await asyncio.gather(*(self._glance(queue, one) for queue, one in self._stretches.items()))
+        left = await asyncio.gather(*(self._glance(queue, active) for queue, active in self._ranges.items()))
         return round(sum(left))
 
-    async def _glance(self, queue: str, stretch: _Stretch) -> float:
+    async def _glance(self, queue: str, active: _ActiveRange) -> float:
         """Queues are emptied from the front, so what is left begins with the first message that is not deferred."""
         for _ in range(MOST_GLANCES):
-            if not stretch.left:
+            if not active.left:
                 break
-            page = await self._peek(queue, max(stretch.first, stretch.now), GLANCE)
-            waiting = [one.number for one in page if one.state not in (DEFERRED_STATE, SCHEDULED_STATE)]
+            page = await self._peek(queue, max(active.first, active.now), GLANCE)
+            waiting = [message.number for message in page if message.state not in (DEFERRED_STATE, SCHEDULED_STATE)]
             if waiting:
-                stretch.now = waiting[0]
+                active.now = waiting[0]
                 break
-            stretch.now = page[-1].number + 1 if page else stretch.last + 1
-        return stretch.left
+            active.now = page[-1].number + 1 if page else active.last + 1
+        return active.left
 
-    async def _end_of(self, queue: str, known: int, sight: _Sight) -> int:
-        """About the highest number in a queue: leaps forward, then halves the gap."""
+    async def _end_of(self, queue: str, known: int, estimate: _QueueEstimate) -> int:
+        """Estimate the highest sequence number of a queue: steps forward with growing steps, then halves the gap."""
         low, step, high = known, max(HEAD, self._ends.get(queue, 0) - known), 0
         while not high and low + step < MAX_NUMBER:
             page = await self._peek(queue, low + step, 1)
             if page:
-                sight.add(page, 0)
+                estimate.add(page, 0)
                 low, step = page[0].number, step * 4
             else:
                 high = low + step
@@ -197,24 +197,24 @@ class Backlog:
             book.peeked(0, 0, error)
             raise
         book.peeked(len(page), sum(map(len, page)), None)
-        # One that cannot be read is there all the same; its pump will say why.
+        # A message that cannot be parsed counts, too; its pump reports why.
         return list(_readable(page)) or ([PeekedMessage(start, 0, "")] if page else [])
 
     # ---- waiting ----
 
     async def wait(self, poll: float, seconds: float | None = None) -> bool:
-        """Return when a message can be received from one of the queues, with True; or after so many seconds.
+        """Wait until a message can be received from one of the queues; False after `seconds` without one.
 
-        A credit that stands for `poll` seconds is one receive. What comes is given back. Raises one of
+        A credit that stands for `poll` seconds is one receive. Messages that arrive are released. Raises one of
         `twinbus.amqp.client.errors`, also if none of the queues exists.
         """
         connection = await self._connected()
         arrived = asyncio.Event()
-        came: list[tuple[Receiver, Delivery]] = []
+        arrivals: list[tuple[Receiver, Delivery]] = []
         receivers: list[Receiver] = []
         try:
             for queue in self._queues:
-                await self._attach(connection, queue, arrived, came, receivers)
+                await self._attach(connection, queue, arrived, arrivals, receivers)
             loop = asyncio.get_running_loop()
             ends_at = None if seconds is None else loop.time() + seconds
             while True:
@@ -227,21 +227,21 @@ class Backlog:
                     return True
                 except TimeoutError:
                     if left == poll:
-                        self._polled(receivers)
+                        self._record_polls(receivers)
         finally:
             for receiver in receivers:
-                await self._leave(receiver, came)
+                await self._close(receiver, arrivals)
 
     async def _attach(
         self,
         connection: Connection,
         queue: str,
         arrived: asyncio.Event,
-        came: list[tuple[Receiver, Delivery]],
+        arrivals: list[tuple[Receiver, Delivery]],
         receivers: list[Receiver],
     ) -> None:
         def take(delivery: Delivery) -> None:
-            came.append((receiver, delivery))
+            arrivals.append((receiver, delivery))
             arrived.set()
 
         try:
@@ -255,21 +255,21 @@ class Backlog:
         receivers.append(receiver)
         receiver.add_credit(1)
 
-    def _polled(self, receivers: list[Receiver]) -> None:
+    def _record_polls(self, receivers: list[Receiver]) -> None:
         for receiver in receivers:
             receiver.renew_credit()
             self._books[receiver.path].polled()
 
-    async def _leave(self, receiver: Receiver, came: list[tuple[Receiver, Delivery]]) -> None:
-        """Give back what came, and the link."""
+    async def _close(self, receiver: Receiver, arrivals: list[tuple[Receiver, Delivery]]) -> None:
+        """Release the messages that arrived, and close the link."""
         try:
             await receiver.stop(SETTLE_TIMEOUT)
-            for delivery in [delivery for one, delivery in came if one is receiver]:
+            for delivery in [delivery for owner, delivery in arrivals if owner is receiver]:
                 await receiver.settled(delivery, RELEASE, SETTLE_TIMEOUT)
                 self._books[receiver.path].returned(len(delivery.payload))
             await receiver.close()
         except AmqpError as error:
-            logger.info("A link to %s ended while it was left: %s", receiver.path, type(error).__name__)
+            logger.info("Closing the link to %s failed: %s", receiver.path, type(error).__name__)
 
 
 def _readable(page: list[bytes]) -> Iterator[PeekedMessage]:
@@ -277,4 +277,4 @@ def _readable(page: list[bytes]) -> Iterator[PeekedMessage]:
         try:
             yield parse_peeked(payload)
         except DecodeError:
-            logger.info("A message in the backlog cannot be read")
+            logger.info("A message in the backlog cannot be parsed")

@@ -1,7 +1,7 @@
-"""The driver of the syphon on Spark: look, plan, run a slice, and again, until nothing is left that can be moved.
+"""Drive the syphon on Spark: survey the backlog, plan and run a slice, and repeat until nothing is left to move.
 
 There is no checkpoint: the backlog queues are the only truth about what is left. A slice that is lost, in part or as a
-whole, is planned anew from what is there then.
+whole, is planned again from what is there then.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ logger = logging.getLogger("twinbus.spark.drain")
 PUMPS = 10
 SECONDS = planning.MOST_SECONDS
 MAX_FAILURES = 3  # in a row, before a drain gives up
-#: A lock that somebody left behind is over after a minute; then its message comes to us.
+#: A lock that another client left behind expires after a minute; then its message can be received here.
 LOCK_SECONDS, PATIENCE = 60.0, 15.0
 GLANCE_EVERY = 2.0  # seconds, while a slice runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainSettings:
-    """How a drain on Spark works. `pumps` is how many run at once, `slice_seconds` how long a slice takes new ones.
+    """How a drain on Spark works: `pumps` run at once, a slice receives new messages for `slice_seconds`.
 
     `ledger` must be a folder or URL that every executor reaches. Raises `ValueError` for what is out of bounds.
     """
@@ -73,14 +73,14 @@ class DrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """How far a drain is, for those who watch."""
+    """How far a drain is."""
 
     account: Account
-    #: Messages that wait in the backlog, about; None before the first look. It falls while a slice runs.
+    #: Estimate of the messages in the backlog; None before the first survey. It falls while a slice runs.
     remaining: int | None
     #: Messages a second while slices were running.
     rate: float
-    #: What was moved before and what remained at the last look, together.
+    #: Messages moved before the last survey, and those that it found, together.
     total: int = 0
     #: Pumps at work now; 0 between slices.
     pumps: int = 0
@@ -90,7 +90,7 @@ class DrainProgress:
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the backlog is empty at this rate; None if nobody can say."""
+        """Seconds until the backlog is empty at this rate; None if unknown."""
         return self.remaining / self.rate if self.remaining is not None and self.rate > 0 else None
 
 
@@ -99,7 +99,7 @@ class SparkDrain:
 
     report = await SparkDrain(spark, primary, secondary, queues, DrainSettings()).run()
 
-    Raises `ValueError` for what cannot work: no queue, certificates that a task could not be given, order with
+    Raises `ValueError` for what cannot work: no queue, certificates that tasks cannot be given, order with
     speculation.
     """
 
@@ -128,7 +128,7 @@ class SparkDrain:
         self._primary, self._secondary = primary, secondary
         self._on_progress = on_progress
         self._client = f"spark-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        #: Where messages were seen to go, the latest last.
+        #: Destinations of the messages seen so far, the latest last.
         self._destinations: dict[str, str] = {}
         self._account = Account()
         self._remaining: int | None = None
@@ -138,13 +138,13 @@ class SparkDrain:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Start no more slices: `run` returns when the one that is running has ended."""
+        """Start no more slices: `run` returns when the running one has ended."""
         self._stopping.set()
 
     async def run(self, *, watch: bool = False) -> SparkReport:
-        """Move messages until nothing is left that can be moved; with `watch` wait for more until `stop`.
+        """Move messages until nothing is left that can be moved; with `watch`, wait for more until `stop`.
 
-        Raises `DrainFailedError`, or one of `twinbus.amqp.client.errors` if the backlog cannot be looked at.
+        Raises `DrainFailedError`, or one of `twinbus.amqp.client.errors` if the backlog cannot be surveyed.
         """
         settings, time = self._settings, asyncio.get_running_loop().time
         started = time()
@@ -159,11 +159,11 @@ class SparkDrain:
     # ---- until empty ----
 
     async def _drain(self, backlog: Backlog) -> Survey:
-        """Slices until nothing is left that can be moved, or until `stop`; what was seen last."""
+        """Run slices until nothing is left that can be moved, or until `stop`. Returns the last survey."""
         time = asyncio.get_running_loop().time
         number, progress_at = 0, time()
         while True:
-            survey = await self._look(backlog)
+            survey = await self._survey(backlog)
             assignments = planning.plan(
                 survey.depths,
                 pumps=self._settings.pumps,
@@ -180,18 +180,18 @@ class SparkDrain:
             number += 1
             if result is None:
                 continue
-            news = set(map(entity_key, result.unknown)) - self._destinations.keys()
+            new_destinations = set(map(entity_key, result.unknown)) - self._destinations.keys()
             self._learn(result.unknown)
-            if result.settled or news:
+            if result.settled or new_destinations:
                 progress_at = time()
             elif time() - progress_at > (self._settings.lock_seconds or LOCK_SECONDS) + PATIENCE:
-                # What is there somebody else has locked, again and again.
+                # Other clients hold the locks of all messages that are left.
                 self._account.held = max(self._account.held, survey.active)
                 return survey
             if result.is_finished and not result.unknown:
                 return survey
 
-    async def _look(self, backlog: Backlog) -> Survey:
+    async def _survey(self, backlog: Backlog) -> Survey:
         backoff = Backoff(self._settings.options.retry_min, self._settings.options.retry_max)
         for failures in range(1, MAX_FAILURES + 1):
             try:
@@ -200,11 +200,11 @@ class SparkDrain:
             except AmqpError as error:
                 if failures == MAX_FAILURES:
                     raise
-                logger.warning("The backlog cannot be looked at: %s", error)
+                logger.warning("Surveying the backlog failed: %s", error)
                 await self._sleep(backoff.next())
         self._learn(survey.destinations)
         self._remaining, self._total = survey.active, self._account.moved + survey.active
-        self._tell()
+        self._report_progress()
         return survey
 
     def _learn(self, paths: Iterable[str]) -> None:
@@ -217,11 +217,11 @@ class SparkDrain:
     async def _slice(
         self, backlog: Backlog, assignments: tuple[planning.Assignment, ...], seconds: float
     ) -> SliceResult | None:
-        """Run pumps as one job; None if it came to nothing and may be tried again."""
+        """Run pumps as one job; None if it failed without moving anything, and may be tried again."""
         time = asyncio.get_running_loop().time
         work = await self._work(assignments, seconds)
         started, before, ended = time(), self._remaining or 0, asyncio.Event()
-        self._tell(len(assignments), started + seconds)
+        self._report_progress(len(assignments), started + seconds)
         watching = asyncio.create_task(self._watch_slice(backlog, len(assignments), started + seconds, ended))
         try:
             result = SliceResult.of(await asyncio.to_thread(run_slice, self._spark, work))
@@ -237,7 +237,7 @@ class SparkDrain:
         self._account.add(result)
         if self._remaining is not None:
             self._remaining = max(0, self._remaining - result.settled)
-        self._tell()
+        self._report_progress()
         if result.ledger_failure is not None:
             raise DrainFailedError(result.ledger_failure)
         if result.failure is not None and not result.settled:
@@ -247,7 +247,7 @@ class SparkDrain:
         return result
 
     async def _watch_slice(self, backlog: Backlog, pumps: int, ends_at: float, ended: asyncio.Event) -> None:
-        """Tell what is left while a slice runs: its tasks say what they did only when it is over."""
+        """Report what is left while a slice runs: its tasks report what they did only at its end."""
         time = asyncio.get_running_loop().time
         started, before = time(), self._remaining or 0
         while not ended.is_set():
@@ -258,11 +258,11 @@ class SparkDrain:
             try:
                 self._remaining = min(before, await backlog.glance())
             except AmqpError as error:
-                logger.info("What is left cannot be seen: %s", type(error).__name__)
+                logger.info("Peeking at the backlog during a slice failed: %s", type(error).__name__)
                 return
             if self._remaining < before:
                 self._rate = (before - self._remaining) / (time() - started)
-            self._tell(pumps, ends_at)
+            self._report_progress(pumps, ends_at)
 
     async def _work(self, assignments: tuple[planning.Assignment, ...], seconds: float) -> SliceWork:
         settings = self._settings
@@ -295,7 +295,7 @@ class SparkDrain:
     # ---- watching ----
 
     async def _watch(self, backlog: Backlog) -> Survey:
-        """Drain whenever something arrives. What is deferred, and what failed, is tried again after growing pauses."""
+        """Drain whenever something arrives. Deferred messages and failures are tried again after growing pauses."""
         options = self._settings.options
         backoff = Backoff(options.retry_max, max(options.retry_max, options.poll))
         survey = Survey((), frozenset())
@@ -306,10 +306,10 @@ class SparkDrain:
                 if self._account.moved > moved:
                     backoff.reset()
                 has_more = any(map(options.allows, self._account.deferred)) or self._account.held
-                self._tell(is_waiting=True)
+                self._report_progress(is_waiting=True)
                 await self._unless_stopped(backlog.wait(options.poll, backoff.next() if has_more else None))
             except (AmqpError, DrainFailedError) as error:
-                logger.error("The backlog is left alone for a while: %s", error)
+                logger.error("Draining the backlog failed and is tried again later: %s", error)
                 self._failures = 0
                 await self._sleep(backoff.next())
         return survey
@@ -318,30 +318,30 @@ class SparkDrain:
         await self._unless_stopped(asyncio.sleep(seconds))
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Wait for some work; `stop` ends it."""
+        """Wait for work; `stop` cancels it."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in (task, stopped):
-                if not one.done():
-                    one.cancel()
-                    await asyncio.gather(one, return_exceptions=True)
+            for waiting in (task, stopped):
+                if not waiting.done():
+                    waiting.cancel()
+                    await asyncio.gather(waiting, return_exceptions=True)
         if not task.cancelled():
             task.result()
 
-    def _tell(self, pumps: int = 0, ends_at: float = 0.0, is_waiting: bool = False) -> None:
+    def _report_progress(self, pumps: int = 0, ends_at: float = 0.0, is_waiting: bool = False) -> None:
         progress = DrainProgress(self._account, self._remaining, self._rate, self._total, pumps, ends_at, is_waiting)
         self._on_progress(progress)
 
 
 def run_slice(spark: SparkSession, work: SliceWork) -> list[Figure]:
-    """Run the pumps of a slice as one Spark job, and have Spark add up the facts of their messages."""
+    """Run the pumps of a slice as one Spark job that adds up the facts of their messages."""
     from pyspark.sql import functions as f
 
     tasks = len(work.assignments)
-    # One number a partition: a task for each assignment. What they are told travels with the function, not in the
-    # plan, which everybody can read.
+    # One number in each partition: a task for each assignment. Tokens travel with the function, not in the plan,
+    # which is shown in Spark's web page and logs.
     facts = spark.range(0, tasks, 1, tasks).mapInArrow(pumps_of(work), DDL)
     figures = facts.groupBy("queue", "destination", "outcome", "detail").agg(
         f.sum("count").alias("count"), f.sum("bytes").alias("bytes"), f.max("age_ms").alias("max_age_ms")
@@ -350,8 +350,8 @@ def run_slice(spark: SparkSession, work: SliceWork) -> list[Figure]:
 
 
 def _reason(error: Exception) -> str:
-    """Why a job failed. Its text may hold anything, so it is only for those who look for a fault."""
-    logger.debug("A job failed", exc_info=error)
+    """Why a job failed. The error's text may contain secrets, so it is logged at level debug only."""
+    logger.debug("Running a slice failed", exc_info=error)
     if "No module named 'twinbus" in str(error):
         return "Spark's workers have no twinbus: install it there"
     return f"Spark could not run a slice: {type(error).__name__}"

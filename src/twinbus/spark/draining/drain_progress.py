@@ -1,4 +1,4 @@
-"""How far a drain is, in the terminal: what is moved, what remains, how fast, until when, and for whom."""
+"""Show the progress of a drain in the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BAR_WIDTH = 60
 
 
 def line_of(progress: DrainProgress, now: float) -> str:
-    """One line: moved, remaining, rate, time left, and what is going on. `now` is the event loop's time."""
+    """One line: moved, remaining, rate, time left, and the current slice. `now` is the event loop's time."""
     parts = [f"{progress.account.moved:,} moved"] if progress.account.slices or not progress.pumps else []
     if progress.remaining is not None:
         parts.append(f"about {progress.remaining:,} remaining")
@@ -47,7 +47,7 @@ def _duration(seconds: float) -> str:
 
 
 def table_of(progress: DrainProgress) -> Table:
-    """The destinations with most messages."""
+    """The destinations with the most messages."""
     account = progress.account
     paths = dict.fromkeys([*account.tallies, *account.deferred])
     rows = sorted(
@@ -66,20 +66,20 @@ def table_of(progress: DrainProgress) -> Table:
 
 
 def view_of(progress: DrainProgress) -> RenderableType:
-    """A bar for what is done, and the destinations."""
+    """A progress bar and the table of destinations."""
     done = progress.total - (progress.remaining or 0)
     bar = ProgressBar(total=max(1, progress.total), completed=done, width=BAR_WIDTH)
     return Group(bar, table_of(progress)) if progress.account.slices else bar
 
 
 class ProgressView:
-    """Shows progress on standard error: a table that changes, or where nobody watches a line for each slice."""
+    """Shows progress on standard error: a live table in a terminal, else one line per slice."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._live: Live | None = None
         self._latest: DrainProgress | None = None
-        self._told = ""
+        self._last_line = ""
         self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> ProgressView:
@@ -102,8 +102,8 @@ class ProgressView:
     def show(self, progress: DrainProgress) -> None:
         self._latest = progress
         line = line_of(progress, self._loop.time())
-        if self._live is None and not progress.pumps and line != self._told:
-            self._told = line
+        if self._live is None and not progress.pumps and line != self._last_line:
+            self._last_line = line
             print(line, file=sys.stderr, flush=True)
 
     def _render(self) -> RenderableType:

@@ -1,7 +1,7 @@
-"""What a Spark task does: run pumps for so many seconds, and hand over one row of facts for each message.
+"""Run pumps in a Spark task for a limited time, and return one row of facts for each message.
 
-The bodies stay in this process. A row says where a message went, how large and old it was, and what became of it. At
-the end there are rows about the pumps themselves.
+Bodies stay in this process. A row has the destination, size, age and outcome of a message. The last rows are about the
+pumps themselves.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ DDL = (
 HAND_OVER_EVERY = 0.5  # seconds
 #: A destination without a token must not fill the queue with deferred messages: the next slice has the token.
 SECONDS_WITHOUT_TOKEN = 3.0
-#: What must be left of the tokens' life at the end of a slice, for what is under way.
+#: How long tokens must outlive a slice, for messages in flight at its end.
 TOKEN_MARGIN = 60.0
-COLLECT_AFTER = 50_000  # new objects between two looks for garbage: messages under way are none
+COLLECT_AFTER = 50_000  # new objects between two garbage collections: messages in flight are no garbage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceWork:
-    """What the tasks of a slice are told. It has tokens, and no key."""
+    """What the tasks of a slice are given: tokens, never a key."""
 
     assignments: tuple[Assignment, ...]
     primary: Tokens
@@ -81,7 +81,7 @@ class SliceWork:
 
 
 def pumps_of(work: SliceWork) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `mapInArrow`: each row that it is given is the number of an assignment."""
+    """The function for `mapInArrow`: each input row is the number of an assignment."""
 
     def pump(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -92,25 +92,25 @@ def pumps_of(work: SliceWork) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
 
 
 def facts_of(work: SliceWork, number: int) -> Iterator[pa.RecordBatch]:
-    """Run the pumps of one assignment, and yield what became of the messages."""
+    """Run the pumps of one assignment, and yield the facts of their messages."""
     logging.getLogger("twinbus").setLevel(work.log_level.upper())
-    one, parent = _Slice(work, work.assignments[number]), os.getppid()
-    with _seldom_collected(), ThreadPoolExecutor(1, "twinbus-pumps") as executor:
-        # On a thread of their own, pumps do not stand still while Spark takes the rows.
-        ended = executor.submit(_run_loop, one.run)
+    running, parent = _RunningAssignment(work, work.assignments[number]), os.getppid()
+    with _rare_garbage_collection(), ThreadPoolExecutor(1, "twinbus-pumps") as executor:
+        # Pumps have their own thread, so that they go on while Spark takes the rows.
+        ended = executor.submit(_run_loop, running.run)
         try:
             while not wait([ended], HAND_OVER_EVERY).done:
                 if os.getppid() != parent:
-                    one.stop()  # Spark is gone and nobody wants the facts; others may be at the queue already
-                yield from one.take()
+                    running.stop()  # Spark has ended and takes no rows; other pumps may have the queue already
+                yield from running.take()
         finally:
-            one.stop()
+            running.stop()
         ended.result()
-        yield from one.take()
+        yield from running.take()
 
 
 def _run_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run on the fastest event loop there is."""
+    """Run with uvloop if it is installed."""
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with suppress(ImportError):
         from uvloop import new_event_loop as factory
@@ -119,7 +119,7 @@ def _run_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
+def _rare_garbage_collection() -> Iterator[None]:
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -131,8 +131,8 @@ def _seldom_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-class _Slice:
-    """One assignment at work."""
+class _RunningAssignment:
+    """The pumps of one assignment, and the rows that they have for Spark."""
 
     def __init__(self, work: SliceWork, assignment: Assignment) -> None:
         self._work = work
@@ -145,17 +145,17 @@ class _Slice:
     # ---- on Spark's thread ----
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """What there is to hand over now."""
+        """The rows that are ready."""
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         if rows:
             columns = zip(zip(*rows, strict=True), SCHEMA, strict=True)
             yield pa.RecordBatch.from_arrays([pa.array(column, field.type) for column, field in columns], schema=SCHEMA)
 
     def stop(self) -> None:
-        """Have the pumps take nothing more and see off what is under way."""
+        """Receive no more messages, and finish those in flight."""
         self._is_cut_short = True
         if self._loop is not None:
-            with suppress(RuntimeError):  # it has ended meanwhile
+            with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._cut_short)
 
     # ---- on the pumps' thread ----
@@ -169,7 +169,7 @@ class _Slice:
         expires_at = min(work.primary.expires_at, work.secondary.expires_at)
         seconds = min(work.seconds, expires_at - TOKEN_MARGIN - time.time())
         if seconds <= 0 or self._is_cut_short:
-            self._about_pumps(UNFINISHED)  # it has waited for its turn until its tokens were as good as over
+            self._about_pumps(UNFINISHED)  # its tokens expired, or nearly, while it waited for a slot
             return
         credential = HandedTokens(work.primary, lambda: loop.call_later(SECONDS_WITHOUT_TOKEN, self._cut_short))
         with LedgerWriter(work.ledger) if work.ledger is not None else nullcontext() as writer:
@@ -181,7 +181,7 @@ class _Slice:
             )
             timer = loop.call_later(seconds, self._cut_short)
             try:
-                self._tell(await self._host.drain(until_empty=True))
+                self._add_remaining(await self._host.drain(until_empty=True))
             except LedgerFailedError as error:
                 self._about_pumps(LEDGER_FAILED, str(error))
             except AmqpError as error:
@@ -218,8 +218,8 @@ class _Slice:
     def _settled(self, fact: Fact) -> None:
         self._rows.append((fact.queue, fact.destination, fact.outcome, fact.attempts, fact.size, fact.age_ms, 1, None))
 
-    def _tell(self, report: DrainReport) -> None:
-        """What the pumps leave behind. An extra pump knows only what it did itself."""
+    def _add_remaining(self, report: DrainReport) -> None:
+        """Add rows about what is left. An extra pump knows only what it did itself."""
         self._about_pumps(UNFINISHED if self._is_cut_short else FINISHED)
         if self._assignment.is_extra:
             return
@@ -238,7 +238,7 @@ class _Slice:
 
 
 def _attempt() -> int:
-    """The how-manieth try of this task, from 0."""
+    """0-based attempt number of this task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

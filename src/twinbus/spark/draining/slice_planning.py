@@ -1,4 +1,4 @@
-"""Which pumps run in the next slice, and how fast. Pure."""
+"""Plan which pumps run in the next slice, and how fast. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from twinbus.pairing.options import Order
 
-#: A second pump on a queue has to be worth its connections and its start.
+#: Fewer messages for each pump are not worth the connections and the start of another one.
 LEAST_PER_PUMP = 2_000
-#: The slices of a drain grow to their full length, so that the first results are there soon.
+#: Slices grow to their full length, so that the first results come soon.
 FIRST_SECONDS, GROWTH = 10.0, 3.0
 LEAST_SECONDS, MOST_SECONDS = 1.0, 60.0
 MAX_PUMPS = 1_000
@@ -18,7 +18,7 @@ MAX_PUMPS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many messages are in a backlog queue, about: those that wait or are locked, and those that are deferred."""
+    """Estimate of the messages in a backlog queue: waiting or locked, and deferred."""
 
     queue: str
     active: int
@@ -31,7 +31,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one task does: pump these queues, or help with one that another task has."""
+    """What one task does: pump these queues, or help with one that another task pumps, too."""
 
     queues: tuple[str, ...]
     is_extra: bool = False
@@ -42,9 +42,9 @@ class Assignment:
 def plan(
     depths: Sequence[Depth], *, pumps: int, order: Order | None = None, rate: float | None = None
 ) -> tuple[Assignment, ...]:
-    """Tasks for the queues that have something: at most `pumps`, more for the deeper ones, each queue in at least one.
+    """Assign queues that have messages to at most `pumps` tasks: each to at least one, deep ones to several.
 
-    With an order to keep a queue has one pump. The rate is divided evenly. Raises `ValueError` for a number of pumps
+    With `order`, each queue has one pump. The rate is divided evenly. Raises `ValueError` for a number of pumps
     out of bounds.
     """
     if not 1 <= pumps <= MAX_PUMPS:
@@ -57,11 +57,11 @@ def plan(
         if order is None:
             groups += [Assignment((queue,), is_extra=True) for queue in _extra(busy, pumps)]
     share = None if rate is None or not groups else rate / len(groups)
-    return tuple(Assignment(one.queues, one.is_extra, share) for one in groups)
+    return tuple(Assignment(group.queues, group.is_extra, share) for group in groups)
 
 
 def _extra(depths: Sequence[Depth], pumps: int) -> list[str]:
-    """The queues of the pumps beyond the first ones: each goes where a pump has most to do."""
+    """The queues of extra pumps: each helps where a pump has most to do."""
     queues: list[str] = []
     heap = [(-float(depth.active), 1, depth.queue, depth.active) for depth in depths]
     heapq.heapify(heap)
@@ -75,16 +75,16 @@ def _extra(depths: Sequence[Depth], pumps: int) -> list[str]:
 
 
 def _grouped(depths: Sequence[Depth], groups: int) -> list[tuple[str, ...]]:
-    """More queues than pumps: about as much for each pump."""
+    """Groups of queues with about as many messages for each pump."""
     heap: list[tuple[int, int, list[str]]] = [(0, index, []) for index in range(groups)]
-    for depth in sorted(depths, key=lambda one: -one.total):
+    for depth in sorted(depths, key=lambda depth: -depth.total):
         load, index, queues = heapq.heappop(heap)
         queues.append(depth.queue)
         heapq.heappush(heap, (load + depth.total, index, queues))
-    return [tuple(queues) for _, _, queues in sorted(heap, key=lambda one: one[1])]
+    return [tuple(queues) for _, _, queues in sorted(heap, key=lambda group: group[1])]
 
 
 def slice_seconds(number: int, most: float) -> float:
-    """How long the pumps of the slice with this number, from 0, take new messages."""
+    """How long the pumps of a slice receive new messages, by its 0-based number."""
     # Larger powers make no difference, and would not fit.
     return min(most, FIRST_SECONDS * GROWTH ** min(number, 10))

@@ -1,4 +1,4 @@
-"""What slices have come to: the facts of their tasks, added up. Pure."""
+"""Add up the facts that the tasks of slices report. Pure."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Figure(NamedTuple):
 
 @dataclass(slots=True)
 class SliceResult:
-    """One slice: what moved, and what its pumps said at the end."""
+    """One slice: what was moved, and what its pumps reported at the end."""
 
     moved: int = 0
     bytes: int = 0
     oldest_ms: int = 0
     tallies: dict[str, Tally] = field(default_factory=dict)
     malformed: int = 0
-    #: Messages that were dealt with in any way that is not undone by the next slice.
+    #: Messages that were moved, dead-lettered or deferred: the next slice does not have to.
     settled: int = 0
     #: Deferred messages, by destination.
     deferred: dict[str, int] = field(default_factory=dict)
     held: int = 0
-    #: Destinations that there was no token for.
+    #: Destinations without a token.
     unknown: set[str] = field(default_factory=set)
     is_finished: bool = True
     repeated: int = 0
@@ -52,45 +52,45 @@ class SliceResult:
             result._add(figure)
         return result
 
-    def _add(self, one: Figure) -> None:
-        match one.outcome:
+    def _add(self, figure: Figure) -> None:
+        match figure.outcome:
             case facts.MOVED | facts.EXPIRED_THERE | facts.REFUSED:
-                self._add_settled(one)
+                self._add_settled(figure)
             case facts.MALFORMED:
-                self.malformed += one.messages
-                self.settled += one.messages
+                self.malformed += figure.messages
+                self.settled += figure.messages
             case facts.DEFERRED:
-                self.settled += one.messages
+                self.settled += figure.messages
             case words.LEFT_DEFERRED:
-                self.deferred[one.destination] = self.deferred.get(one.destination, 0) + one.messages
+                self.deferred[figure.destination] = self.deferred.get(figure.destination, 0) + figure.messages
             case words.HELD:
-                self.held += one.messages
+                self.held += figure.messages
             case words.NO_TOKEN:
-                self.unknown.add(one.destination)
+                self.unknown.add(figure.destination)
             case words.UNFINISHED:
                 self.is_finished = False
             case words.REPEATED:
-                self.repeated += one.messages
+                self.repeated += figure.messages
             case words.FAILED:
-                self.is_finished, self.failure = False, one.detail or one.outcome
+                self.is_finished, self.failure = False, figure.detail or figure.outcome
             case words.LEDGER_FAILED:
-                self.is_finished, self.ledger_failure = False, one.detail or one.outcome
+                self.is_finished, self.ledger_failure = False, figure.detail or figure.outcome
 
-    def _add_settled(self, one: Figure) -> None:
-        tally = self.tallies.setdefault(one.destination, Tally())
-        setattr(tally, one.outcome, getattr(tally, one.outcome) + one.messages)
-        self.settled += one.messages
-        if one.outcome == facts.MOVED:
-            self.moved += one.messages
-            self.bytes += one.bytes
-            self.oldest_ms = max(self.oldest_ms, one.max_age_ms or 0)
+    def _add_settled(self, figure: Figure) -> None:
+        tally = self.tallies.setdefault(figure.destination, Tally())
+        setattr(tally, figure.outcome, getattr(tally, figure.outcome) + figure.messages)
+        self.settled += figure.messages
+        if figure.outcome == facts.MOVED:
+            self.moved += figure.messages
+            self.bytes += figure.bytes
+            self.oldest_ms = max(self.oldest_ms, figure.max_age_ms or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class SparkReport:
-    """What came of a drain on Spark.
+    """The result of a drain on Spark.
 
-    `repeated` tasks had begun before and were lost with what they could have told: then more was moved than the figures
+    `repeated` tasks are second attempts: the first one was lost with its figures, so more was moved than the figures
     say. The ledger has every move.
     """
 
@@ -127,7 +127,7 @@ class Account:
     deferred: dict[str, int] = field(default_factory=dict)
 
     def add(self, result: SliceResult) -> None:
-        """A slice has ended. Every queue with something in it was a part of it, so what is deferred is what it says."""
+        """Add a slice. It had every queue with messages, so its numbers of deferred ones replace the earlier ones."""
         self.slices += 1
         self.moved += result.moved
         self.bytes += result.bytes
@@ -139,7 +139,7 @@ class Account:
             self.tallies.setdefault(path, Tally()).add(tally)
 
     def nothing_left(self) -> None:
-        """The queues were looked at, and are empty."""
+        """The queues are empty."""
         self.held, self.deferred = 0, {}
 
     def report(self, seconds: float, missing: Iterable[str]) -> SparkReport:

@@ -1,8 +1,7 @@
-"""Tokens for tasks: made by the driver, each for one entity and for minutes. A key never leaves the driver.
+"""Create short-lived tokens for tasks in the driver, each for one entity. A key never leaves the driver.
 
-A key signs a token for each entity: whatever the key is good for, the token is good for that one. A ready signature, or
-the token of a token credential (Entra), is passed on as it is: that is as wide and lives as long as its maker made it,
-an hour or so for the latter.
+A key signs a token with its own rights for each entity. A given signature, or the token of a token credential (Entra),
+is passed on as it is, with its own rights and lifetime (about an hour for Entra).
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from twinbus.amqp.client.credentials import Credential, Token
 from twinbus.amqp.client.endpoint import Endpoint
 from twinbus.syphon.credentials import SasKey, as_credential
 
-#: How long a token lives: a slice of a minute, what is under way at its end, the wait for a slot, clocks that differ.
+#: Lifetime of a token: the wait for a slot, a slice of a minute, messages in flight at its end, differing clocks.
 SECONDS = 600.0
-#: Most destinations that a slice has tokens for: a larger payload Spark would write to a file.
+#: Destinations that a slice has tokens for, at most: Spark would write a larger payload to a file.
 MAX_DESTINATIONS = 2_000
 
 
@@ -34,12 +33,12 @@ class Tokens:
 
     @property
     def expires_at(self) -> float:
-        """When the first of them ends, in seconds since the epoch."""
+        """When the first of them expires, in seconds since the epoch."""
         return min((token.expires_at for token in self.by_audience.values()), default=float("inf"))
 
 
 async def mint(endpoint: Endpoint, credential: Any, paths: Iterable[str]) -> Tokens:
-    """A token for each path. Raises what the credential raises."""
+    """Create a token for each path. Raises what the credential raises."""
     source = _short_lived(credential)
     tokens = {}
     for audience in map(endpoint.audience, paths):
@@ -49,14 +48,14 @@ async def mint(endpoint: Endpoint, credential: Any, paths: Iterable[str]) -> Tok
 
 def _short_lived(credential: Any) -> Credential:
     named_key = getattr(credential, "named_key", None)
-    found = SasKey(*named_key) if named_key is not None else as_credential(credential)
-    return replace(found, seconds=SECONDS) if isinstance(found, SasKey) else found
+    source = SasKey(*named_key) if named_key is not None else as_credential(credential)
+    return replace(source, seconds=SECONDS) if isinstance(source, SasKey) else source
 
 
 class HandedTokens:
-    """The credential of a task: what it was given, and nothing else.
+    """The credential of a task: only the tokens that it was given.
 
-    `missing` collects the paths that it was asked for in vain; `on_missing` is called for each of them once.
+    `missing` collects the paths without a token; `on_missing` is called once for each of them.
     """
 
     def __init__(self, tokens: Tokens, on_missing: Callable[[], object] = lambda: None) -> None:
@@ -68,9 +67,9 @@ class HandedTokens:
         return f"HandedTokens({len(self._tokens.by_audience)} entities)"
 
     async def token(self, audience: str) -> Token:
-        found = self._tokens.by_audience.get(audience.lower())
-        if found is not None:
-            return found
+        token = self._tokens.by_audience.get(audience.lower())
+        if token is not None:
+            return token
         path = audience.removeprefix(self._tokens.endpoint.audience(""))
         if path not in self.missing:
             self.missing.add(path)

@@ -1,4 +1,4 @@
-"""Check Spark's workers before a drain: that they have what its tasks import, and reach the same ledger."""
+"""Check before a drain that Spark's workers have what its tasks import, and reach the same ledger."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..session import reason_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: What tasks import, of others: a worker that lacks one of them is named before any work.
+#: Other packages that tasks import: a worker that lacks one of them is named before any work.
 MODULES = ("aiohttp", "azure.servicebus", "cryptography", "pyarrow")
-#: Tasks at the least, and for each core that Spark says it has: so every executor gets one.
+#: The least number of tasks, and tasks for each core that Spark reports, so that every executor gets one.
 TASKS, TASKS_PER_CORE = 8, 3
 
 
 def check_workers(spark: SparkSession, ledger: str | None = None) -> None:
     """Raise WorkersUnpreparedError unless the workers have this twinbus, and reach the same ledger.
 
-    Each task looks for the file that the driver has written beside the ledger, and writes one that the driver looks
-    for: a path that is a folder of its own on each machine is found out before a message is received.
+    Each task reads a file that the driver has written beside the ledger, and writes one that the driver looks for. So
+    a path that is another folder on each machine is detected before a message is received.
     """
     tasks = max(TASKS, TASKS_PER_CORE * _cores(spark))
     nonce = uuid.uuid4().hex
@@ -35,20 +35,20 @@ def check_workers(spark: SparkSession, ledger: str | None = None) -> None:
     try:
         if store is not None:
             store.put("", name, nonce.encode())
-        answers = _ask(spark, ledger, nonce, tasks)
-        _judge_modules(answers)
+        answers = _ask_workers(spark, ledger, nonce, tasks)
+        _check_modules(answers)
         if store is not None and ledger is not None:
             written = set(store.files(""))
             for answer in answers:
                 if answer["found"] != nonce or f"{name}-{answer['number']}" not in written:
                     raise WorkersUnpreparedError(
                         f"the ledger {store.place} is another place on worker {answer['host']}: give a folder or URL"
-                        f" that driver and workers share{_because(answer)}"
+                        f" that driver and workers share{_error_of(answer)}"
                     )
     finally:
         if store is not None:
-            for one in names:
-                store.delete("", one)
+            for name in names:
+                store.delete("", name)
 
 
 def _cores(spark: SparkSession) -> int:
@@ -58,11 +58,11 @@ def _cores(spark: SparkSession) -> int:
     return int(spark.sparkContext.defaultParallelism)
 
 
-def _because(answer: dict[str, Any]) -> str:
+def _error_of(answer: dict[str, Any]) -> str:
     return f" ({answer['error']})" if answer.get("error") else ""
 
 
-def _judge_modules(answers: list[dict[str, Any]]) -> None:
+def _check_modules(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         where = f"worker {answer['host']} ({answer['python']})"
         if answer["version"] != __version__:
@@ -72,14 +72,14 @@ def _judge_modules(answers: list[dict[str, Any]]) -> None:
             raise WorkersUnpreparedError(f"{where} lacks {', '.join(answer['missing'])} (docs/how-to/spark.md)")
 
 
-def _ask(spark: SparkSession, ledger: str | None, nonce: str, tasks: int) -> list[dict[str, Any]]:
+def _ask_workers(spark: SparkSession, ledger: str | None, nonce: str, tasks: int) -> list[dict[str, Any]]:
     from pyspark.sql.functions import col, udf
 
     modules = MODULES
 
     def look(
         number: int,
-    ) -> str:  # a function within a function goes to the worker whole: it runs there without twinbus
+    ) -> str:  # an inner function is sent to workers by value: it runs there without twinbus
         import json
         import os
         import socket
@@ -112,9 +112,9 @@ def _ask(spark: SparkSession, ledger: str | None, nonce: str, tasks: int) -> lis
                 answer["error"] = f"{type(error).__name__}: {error}"[:200]
         return json.dumps(answer)
 
-    # Without Arrow, which a worker that lacks twinbus may lack too.
+    # Without Arrow, which workers without twinbus may lack, too.
     asked = spark.range(0, tasks, 1, tasks).select(udf(look, "string", useArrow=False)(col("id")))
     try:
         return [json.loads(row[0]) for row in asked.collect()]
-    except Exception as error:  # of PySpark or of Py4J, whatever went wrong first
+    except Exception as error:  # PySpark's or Py4J's
         raise WorkersUnpreparedError(f"Spark's Python workers do not work: {reason_of(error)}") from error

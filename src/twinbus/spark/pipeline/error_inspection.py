@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+
+from ..session import SECRET_TEXTS
 
 #: In the text of an error: the content of a file is wrong, so that to read it again would not help.
 _MALFORMED = re.compile(
@@ -14,8 +15,6 @@ _MALFORMED = re.compile(
     re.IGNORECASE,
 )
 _MISSING = re.compile(r"FileNotFoundException|FILE_NOT_EXIST|does not exist|PATH_NOT_FOUND", re.IGNORECASE)
-
-
 _UNKNOWN_FORMAT = re.compile(r"DATA_SOURCE_NOT_FOUND|Failed to find (the )?data source|ClassNotFoundException")
 
 
@@ -35,21 +34,13 @@ def is_malformed(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong, in one line."""
-    lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith("Caused by:")]
-    found = causes[-1].removeprefix("Caused by:").strip() if causes else (lines[0] if lines else type(error).__name__)
-    return found[:300]
+    """The cause of an error, in one line without secrets."""
+    lines = [line.strip() for line in _text(error).splitlines() if line.strip()] or [type(error).__name__]
+    causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
+    return re.sub(SECRET_TEXTS, "(hidden)", [lines[0], *causes][-1])[:300]
 
 
 def _text(error: BaseException) -> str:
-    return "\n".join(_texts(error))
-
-
-def _texts(error: BaseException) -> Iterator[str]:
-    yield str(error)
-    java = getattr(error, "java_exception", None)
-    if java is not None:
-        yield str(java)
-    if error.__cause__ is not None:
-        yield from _texts(error.__cause__)
+    """The texts of an error, of Java's and of those that caused it."""
+    cause = "" if error.__cause__ is None else _text(error.__cause__)
+    return f"{error}\n{getattr(error, 'java_exception', '')}\n{cause}"

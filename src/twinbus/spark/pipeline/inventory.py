@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
+from typing import Any
 from urllib.parse import unquote
 
 from pyspark.errors import PySparkException
@@ -18,17 +20,19 @@ from twinbus.ledger import layout
 from twinbus.ledger.locations import escape_glob
 
 from ..transformations.operations import file_facts, read_files
-from .day_planning import InputFile, Listing, Status
+from .day_planning import IdRange, InputFile, Listing, Status
 from .error_inspection import is_malformed, is_missing_path, reason_of
-from .run_errors import LedgerChangedError, LedgerReadError, LedgerUnreachableError
+from .run_errors import LedgerReadError, LedgerUnreachableError
 
 logger = logging.getLogger("twinbus.spark")
 
-#: How often files are read before a read error fails the run, and the pause between two attempts.
+#: How often a file is read before a read error fails the run, and the pause between two attempts.
 ATTEMPTS = 3
 PAUSE_SECONDS = 2.0
 #: A task that reads a whole file has it in memory.
 MOST_FETCHED_BYTES = 256 * 1024 * 1024
+#: Day and name of the file that says which days were removed on purpose.
+_EXPIRED = (None, layout.EXPIRED_MARKER)
 
 
 class LedgerFiles:
@@ -48,180 +52,132 @@ class LedgerFiles:
         reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
         try:
             frame = reader.load(escape_glob(self.url))
-            # The content of the files is not read.
-            modified = F.unix_micros("modificationTime").alias("modified")
-            rows = [(row.path, row.length, row.modified) for row in frame.select("path", "length", modified).collect()]
-            paths = [unquote(path) for path in frame.inputFiles()]
+            # Spark has no rows for files without content. The content of the others is not read.
+            sizes = {self._place(unquote(path)): (0, 0) for path in frame.inputFiles()}
+            for row in frame.select("path", "length", F.unix_micros("modificationTime").alias("modified")).collect():
+                sizes[self._place(row.path)] = row.length, row.modified
         except PySparkException as error:
             reason = "there is no such folder" if is_missing_path(error) else reason_of(error)
             raise LedgerUnreachableError(f"Spark finds no ledger at {self.url}: {reason}") from error
-        # Spark has no rows for files without content.
-        seen = {_folder_and_name(path) for path, _, _ in rows}
-        rows += [(path, 0, 0) for path in paths if _folder_and_name(path) not in seen]
-        files, markers, claims = [], [], []
-        for path, length, changed in rows:
-            folder, name = _folder_and_name(path)
-            text = layout.day_of(folder)
-            day = None if text is None else date.fromisoformat(text)
-            if name.endswith(layout.CLAIM_SUFFIX):
-                claims.append(path)
-            elif day is None and name == layout.EXPIRED_MARKER:
-                markers.append(path)
+        files: list[InputFile] = []
+        has_notes = False
+        for (day, name), (length, modified) in sizes.items():
+            if name.endswith(layout.CLAIM_SUFFIX) or (day, name) == _EXPIRED:
+                has_notes = True
             else:
-                place = name if day or folder == self.url.rpartition("/")[2] else f"{folder}/{name}"
-                files.append(InputFile(day, place, length, changed))
-        if not files and not markers:
+                files.append(InputFile(day, name, length, modified))
+        if not files and not has_notes:
             raise LedgerUnreachableError(f"there are no files of a ledger at {self.url}")
-        return Listing(files, self._claims() if claims else {}, self._expired_before() if markers else None)
+        return Listing(files, *self._notes()) if has_notes else Listing(files)
 
-    def _claims(self) -> dict[tuple[date, str], list[str]]:
-        reader = self._spark.read.option("recursiveFileLookup", "true").option(
-            "pathGlobFilter", f"*{layout.CLAIM_SUFFIX}"
-        )
-        path = F.col("_metadata.file_path")
-        found: dict[tuple[date, str], list[str]] = {}
-        for row in reader.text(escape_glob(self.url)).select("value", path.alias("path")).collect():
-            folder, name = _folder_and_name(row.path)
-            day = layout.day_of(folder.replace("%3D", "="))
-            if day is not None and row.value:
-                key = date.fromisoformat(day), name.removesuffix(layout.CLAIM_SUFFIX)
-                found.setdefault(key, []).append(row.value)
-        return found
+    def _notes(self) -> tuple[dict[date, dict[str, list[str]]], date | None]:
+        """The files that compacted ones replace, by day; and before which day the ledger is expired."""
+        glob = f"{{*{layout.CLAIM_SUFFIX},{layout.EXPIRED_MARKER}}}"
+        reader = self._spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", glob)
+        path = F.col("_metadata.file_path").alias("path")
+        claims: defaultdict[date, dict[str, list[str]]] = defaultdict(dict)
+        expired_before = None
+        for row in reader.text(escape_glob(self.url), wholetext=True).select("value", path).collect():
+            day, name = self._place(unquote(row.path))
+            compacted = layout.parse_sidecar(name)
+            if (day, name) == _EXPIRED:
+                expired_before = date.fromisoformat(json.loads(row.value)["before"])
+            elif day is not None and compacted is not None:
+                claims[day][str(compacted)] = layout.decode_claims(row.value.encode())
+        return claims, expired_before
 
-    def _expired_before(self) -> date | None:
-        rows = (
-            self._spark.read.option("wholetext", "true")
-            .text(escape_glob(f"{self.url}/{layout.EXPIRED_MARKER}"))
-            .collect()
-        )
-        return date.fromisoformat(json.loads(rows[0].value)["before"]) if rows else None
+    def _place(self, path: str) -> tuple[date | None, str]:
+        """The day and the name of a file; outside the ledger's day folders no day, and the name with its folder."""
+        above, folder, name = path.rsplit("/", 3)[1:]
+        ledger = self.url.rpartition("/")[2]
+        day = layout.day_of(folder) if above == ledger else None
+        if day is not None:
+            return date.fromisoformat(day), name
+        return None, name if folder == ledger else f"{folder}/{name}"
 
     def paths(self, files: Iterable[InputFile]) -> list[str]:
-        return [f"{self.url}/day={one.day}/{one.name}" for one in files]
+        return [f"{self.url}/day={file.day}/{file.name}" for file in files]
 
     def rows(self, files: Sequence[InputFile]) -> DataFrame:
         """The rows of some files."""
         return read_files(self._spark, self.url, list(map(escape_glob, self.paths(files))))
 
     def survey(self, files: Sequence[InputFile]) -> list[InputFile]:
-        """Look at the rows of new files; those that cannot be read become unreadable.
-
-        Raises LedgerReadError for a file that could not be read for another reason than its content, and
-        LedgerChangedError if one disappeared.
-        """
-        found: list[InputFile] = []
-        unreadable = self._unreadable(files, _looked_at, found)
-        return [_checked(one) for one in found] + unreadable
+        """Look at the rows of new files; those that cannot be read become unreadable. Raises as `damaged`."""
+        surveyed: list[InputFile] = []
+        for group, facts in self._read(files, file_facts):
+            if isinstance(facts, str):
+                surveyed.append(group[0].left_out(Status.UNREADABLE, facts))
+            else:
+                by_file = {(row.day, row.file): row for row in facts}
+                surveyed += [_surveyed(file, by_file.get((file.day, file.name))) for file in group]
+        return surveyed
 
     def damaged(self, files: Sequence[InputFile]) -> list[InputFile]:
-        """Read files from end to end; those of them whose content is wrong, as unreadable."""
-        return self._unreadable(files, _read_whole, [])
+        """Read files from end to end; those of them whose content is wrong, as unreadable.
 
-    def _unreadable(
-        self,
-        files: Sequence[InputFile],
-        read: Callable[[LedgerFiles, Sequence[InputFile]], list[InputFile]],
-        found: list[InputFile],
-    ) -> list[InputFile]:
-        """Read files in groups that are halved until those are alone that cannot be read."""
-        groups, unreadable = [list(files)] if files else [], []
+        Raises LedgerReadError for a file that cannot be read for another reason than its content, and Spark's error
+        for one that has disappeared.
+        """
+        groups = self._read(files, lambda rows: rows.select(F.sum(F.xxhash64(*rows.columns))))
+        return [group[0].left_out(Status.UNREADABLE, facts) for group, facts in groups if isinstance(facts, str)]
+
+    def _read(
+        self, files: Sequence[InputFile], compute: Callable[[DataFrame], DataFrame]
+    ) -> Iterator[tuple[Sequence[InputFile], list[Any] | str]]:
+        """Compute something from files, in groups that are halved until damaged files are alone.
+
+        Yields each group with the result, or a damaged file with the reason.
+        """
+        groups = [(files, 1)] if files else []
         while groups:
-            group = groups.pop()
-            error = self._attempt(group, read, found)
-            if error is None:
-                continue
-            if len(group) > 1:
-                middle = len(group) // 2
-                groups += [group[middle:], group[:middle]]
-            elif isinstance(error, _WrongContentError):
-                unreadable.append(replace(group[0], status=Status.UNREADABLE, reason=str(error)))
+            group, attempt = groups.pop()
+            try:
+                rows = compute(self.rows(group)).collect()
+            except Exception as error:  # Spark's errors have no class in common over its versions
+                if is_missing_path(error):
+                    raise
+                is_damaged, reason, file = is_malformed(error), reason_of(error), group[0]
+                if len(group) > 1:
+                    middle = len(group) // 2
+                    groups += [(group[middle:], 1), (group[:middle], 1)]
+                elif is_damaged and self._can_be_fetched(file):
+                    yield group, reason
+                elif attempt == ATTEMPTS:
+                    name = f"day={file.day}/{file.name}"
+                    raise LedgerReadError(f"{name} could not be read {ATTEMPTS} times: {reason}") from error
+                else:
+                    groups.append((group, attempt + 1))
+                    is_damaged = False
+                if not is_damaged:
+                    logger.warning("Reading %d files of the ledger failed, trying again: %s", len(group), reason)
+                    self._sleep(PAUSE_SECONDS)
             else:
-                name = f"day={group[0].day}/{group[0].name}"
-                raise LedgerReadError(f"{name} could not be read {ATTEMPTS} times: {reason_of(error)}") from error
-        return unreadable
+                yield group, rows
 
-    def _can_be_fetched(self, one: InputFile) -> bool:
+    def _can_be_fetched(self, file: InputFile) -> bool:
         """Whether the bytes of a file can be read, so that its content is to blame and not the way to it.
 
         The text of an error alone does not tell: stores say `Invalid` of an expired token, too.
         """
-        if one.bytes > MOST_FETCHED_BYTES:
+        if file.bytes > MOST_FETCHED_BYTES:
             return True
         reader = self._spark.read.format("binaryFile")
         try:
-            reader.load([escape_glob(path) for path in self.paths([one])]).select(F.crc32("content")).collect()
+            reader.load(list(map(escape_glob, self.paths([file])))).select(F.crc32("content")).collect()
         except Exception:  # Spark's errors have no class in common over its versions
             return False
         return True
 
-    def _attempt(
-        self,
-        group: Sequence[InputFile],
-        read: Callable[[LedgerFiles, Sequence[InputFile]], list[InputFile]],
-        found: list[InputFile],
-    ) -> Exception | None:
-        """Read a group; why it could not be read, or None. A read error is retried."""
-        for attempt in range(ATTEMPTS):
-            try:
-                found += read(self, group)
-            except Exception as error:  # Spark's errors have no class in common over its versions
-                if is_missing_path(error):
-                    raise LedgerChangedError(f"files of the ledger disappeared: {reason_of(error)}") from error
-                if is_malformed(error):
-                    if len(group) > 1:
-                        return error
-                    if self._can_be_fetched(group[0]):
-                        return _WrongContentError(reason_of(error))
-                if attempt == ATTEMPTS - 1:
-                    return error
-                logger.warning("Reading %d files of the ledger failed, trying again: %s", len(group), reason_of(error))
-                self._sleep(PAUSE_SECONDS)
-            else:
-                return None
-        raise AssertionError("the last attempt returns")
 
-
-class _WrongContentError(Exception):
-    """A file could be fetched, and its content cannot be read."""
-
-
-def _folder_and_name(path: str) -> tuple[str, str]:
-    folder, name = path.rsplit("/", 2)[1:]
-    return folder, name
-
-
-def _looked_at(ledger: LedgerFiles, group: Sequence[InputFile]) -> list[InputFile]:
-    facts = {(row.day, row.file): row for row in file_facts(ledger.rows(group)).collect()}
-    found = []
-    for one in group:
-        row = facts.get((one.day, one.name))
-        if row is None:
-            found.append(one)  # it has no rows
-            continue
-        if row.known < row.rows:
-            reason = f"{row.rows - row.known:,} of its {row.rows:,} rows lack op_id or ts"
-            found.append(replace(one, status=Status.UNREADABLE, reason=reason))
-            continue
-        ids = None if row.ids is None else tuple((one.writer, int(one.lowest), int(one.highest)) for one in row.ids)
-        found.append(replace(one, rows=row.rows, first_time=row.first_time, last_time=row.last_time, ids=ids))
-    return found
-
-
-def _read_whole(ledger: LedgerFiles, group: Sequence[InputFile]) -> list[InputFile]:
-    rows = ledger.rows(group)
-    rows.select(F.sum(F.xxhash64(*rows.columns))).collect()
-    return []
-
-
-def _checked(one: InputFile) -> InputFile:
-    """A file must have content, and rows of its folder's day only."""
-    if one.status is not Status.READ:
-        return one
-    if not one.bytes:
-        return replace(one, status=Status.UNREADABLE, reason="it is empty")
-    if one.first_time is None or one.last_time is None or one.day is None:
-        return one
-    end = layout.end_of_day_us(one.day.isoformat())
-    if end - layout.DAY_US <= one.first_time and one.last_time < end:
-        return one
-    return replace(one, status=Status.UNREADABLE, reason="it has rows of other days than its folder's")
+def _surveyed(file: InputFile, facts: Any) -> InputFile:
+    """The file with the facts of its rows, or as unreadable. A file without rows has no facts."""
+    if not file.bytes:
+        return file.left_out(Status.UNREADABLE, "it is empty")
+    if facts is None:
+        return file
+    if facts.valid < facts.rows:
+        wrong = f"{facts.rows - facts.valid:,} of its {facts.rows:,} rows"
+        return file.left_out(Status.UNREADABLE, f"{wrong} lack op_id or ts, or are of another day than its folder's")
+    ids = None if facts.ids is None else tuple(IdRange(*map(int, entry)) for entry in facts.ids)
+    return replace(file, rows=facts.rows, first_time=facts.first_time, last_time=facts.last_time, ids=ids)

@@ -8,64 +8,49 @@ was killed is simply repeated by the next one. No day is computed from its own o
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
+from itertools import accumulate, groupby
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from twinbus import __version__
-from twinbus.tables.table_schemas import (
-    ACTIVITY,
-    ANOMALIES,
-    ARRIVALS,
-    BACKLOG_TIME,
-    LATENCY,
-    MESSAGE_DAYS,
-    USAGE,
-    VERDICTS,
-    Table,
-)
+from twinbus.tables import table_schemas as tables
+from twinbus.tables.table_schemas import Table
 
-from ..transformations import message_days as message_days_table
-from ..transformations import operation_counts as counts
+from ..transformations import message_days, operation_counts, verdicts
 from ..transformations.activity import activity
-from ..transformations.anomalies import anomalies, without_late_arrivals
+from ..transformations.anomalies import anomalies, with_late_arrivals
 from ..transformations.arrivals import arrivals
 from ..transformations.backlog_time import backlog_time
 from ..transformations.latency import latency
-from ..transformations.message_days import message_days
-from ..transformations.operations import IdRange, each_operation_once, files_to_compare
+from ..transformations.operations import each_operation_once
 from ..transformations.usage import usage
-from ..transformations.verdicts import (
-    Rules,
-    beyond_horizon,
-    counted,
-    judged,
-    messages,
-    messages_in_parts,
-    reported,
-    spelling,
-    usage_of_days,
-    verdicts,
+from .day_planning import (
+    InputFile,
+    Listing,
+    Status,
+    changed_days,
+    days_to_reconcile,
+    files_to_compare,
+    plan,
+    whole_days,
 )
-from .day_planning import InputFile, Judging, Listing, Status, changed_days, judging, plan, whole_days
 from .error_inspection import is_malformed, is_missing_path, reason_of
 from .inventory import LedgerFiles
 from .lock import RunLock
-from .run_errors import LedgerChangedError, ResultsLostError
-from .storage import PARQUET, ResultTables, no_rows, settings, use_fewer_partitions
+from .run_errors import ResultsLostError
+from .storage import PARQUET, ResultTables, literal_rows, settings, use_fewer_partitions
 
 logger = logging.getLogger("twinbus.spark")
 
-PATIENCE = timedelta(hours=1)
 LONGEST_PATIENCE = timedelta(days=30)
-HORIZON_DAYS = 14
 LONGEST_HORIZON_DAYS = 366
 #: How far the clocks of clients may differ.
 CLOCK_SKEW = timedelta(minutes=5)
@@ -74,22 +59,22 @@ ATTEMPTS = 3
 #: Days are computed in pieces of about this many rows, so that a long history needs no more disk than a short one.
 PIECE_ROWS = 25_000_000
 #: Tables that need nothing but the files of a day.
-TABLES_OF_ONE_DAY = (USAGE, LATENCY, ACTIVITY, MESSAGE_DAYS)
+TABLES_OF_ONE_DAY = (tables.USAGE, tables.LATENCY, tables.ACTIVITY, tables.MESSAGE_DAYS)
 #: States of `_generation`.
 WRITING, COMPLETE = "writing", "complete"
 
-#: Is told what is being done, and how many rows of how many are.
+#: Called with what is being done, and how many rows of how many are done.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run is asked to do. Raises ValueError for a value out of its bounds."""
+    """What a run is asked to do (`twinbus.spark.run_pipeline`). Raises ValueError for a value out of its bounds."""
 
     reconcile: bool = True
     drained: bool = False
-    patience: timedelta = PATIENCE
-    horizon_days: int = HORIZON_DAYS
+    patience: timedelta = timedelta(hours=1)
+    horizon_days: int = 14
     allow_shrink: bool = False
     format: str = PARQUET
 
@@ -100,8 +85,10 @@ class RunOptions:
             raise ValueError(f"horizon_days must be from 1 to {LONGEST_HORIZON_DAYS}, got {self.horizon_days}")
 
     @property
-    def rules(self) -> Rules:
-        return Rules(self.horizon_days, self.patience, CLOCK_SKEW, self.drained)
+    def rules(self) -> dict[str, int]:
+        """The options on which verdicts depend, as `_generation` has them."""
+        patience_us = self.patience // timedelta(microseconds=1)
+        return {"drained": self.drained, "patience_us": patience_us, "horizon_days": self.horizon_days}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,111 +118,79 @@ def run_pipeline(
 
     Raises PipelineError if it cannot be done: the tables are then as they were, or the next run repairs them.
     """
-    started = now or datetime.now(UTC)
+    options, started = options or RunOptions(), now or datetime.now(UTC)
     name = f"{started:%Y%m%dT%H%M%S.%f}Z-{uuid.uuid4().hex[:8]}"
-    options = options or RunOptions()
-    tables = ResultTables(spark, results, options.format)
+    stored = ResultTables(spark, results, options.format)
     with settings(spark), _described(spark, f"twinbus pipeline {name}"):
         files = LedgerFiles(spark, ledger)
         listing = files.listing()  # before anything is written
-        use_fewer_partitions(spark, sum(one.bytes for one in listing.files))
-        tables.check()
-        with RunLock(spark, tables.path("_lock"), name).held():
-            return _Run(spark, files, tables, options, name, started, progress).go()
+        use_fewer_partitions(spark, sum(file.bytes for file in listing.files))
+        stored.check()
+        with RunLock(spark, stored.path("_lock"), name).held():
+            return _Run(spark, files, stored, options, name, started, progress).go()
 
 
+@dataclass(slots=True)
 class _Run:
     """One run."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        ledger: LedgerFiles,
-        tables: ResultTables,
-        options: RunOptions,
-        name: str,
-        started: datetime,
-        progress: Progress,
-    ) -> None:
-        self._spark = spark
-        self._ledger = ledger
-        self._tables = tables
-        self._options = options
-        self._name = name
-        self._started = started
-        self._progress = progress
-        #: Files that turned out to be damaged while their rows were read.
-        self._damaged: dict[tuple[date | None, str], InputFile] = {}
-        self._at_work: Sequence[InputFile] = ()
+    spark: SparkSession
+    ledger: LedgerFiles
+    tables: ResultTables
+    options: RunOptions
+    name: str
+    started: datetime
+    progress: Progress
+    #: Files of the days that are computed.
+    at_work: Sequence[InputFile] = ()
+    #: Those of them that turned out to be damaged.
+    damaged: list[InputFile] = field(default_factory=list)
 
     def go(self) -> RunResult:
-        for attempt in range(ATTEMPTS):
-            is_last = attempt == ATTEMPTS - 1
+        for _ in range(ATTEMPTS - 1):
             try:
-                return self._go()
-            except LedgerChangedError as error:
-                if is_last:
-                    raise
-                logger.info("Starting over: %s", error)
+                return self._attempt()
             except Exception as error:  # Spark's errors have no class in common over its versions
-                if is_last:
+                # A compaction or expiry has removed files, or columns are damaged that the survey does not read.
+                damaged = self.ledger.damaged(self.at_work) if is_malformed(error) else []
+                if not damaged and not is_missing_path(error):
                     raise
-                if is_missing_path(error):  # a compaction or expiry has removed files while they were read
-                    logger.info("Starting over: %s", reason_of(error))
-                elif is_malformed(error) and self._find_damaged():
-                    logger.warning("Starting over without %d damaged files", len(self._damaged))
-                else:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+                self.damaged += damaged
+                logger.warning("Starting over: %s", reason_of(error))
+        return self._attempt()
 
-    def _find_damaged(self) -> bool:
-        """Whether files of the days at work are damaged that could be read when they were surveyed."""
-        found = self._ledger.damaged(self._at_work)
-        self._damaged |= {(one.day, one.name): one for one in found}
-        return bool(found)
-
-    def _go(self) -> RunResult:
-        last, (seen, before) = self._tables.generation(), self._tables.inputs()
-        self._progress("listing files", 0, 0)
-        listing = self._ledger.listing()
+    def _attempt(self) -> RunResult:
+        last, (seen, before) = self.tables.generation(), self.tables.inputs()
+        self.progress("listing files", 0, 0)
+        listing = self.ledger.listing()
         inputs = self._inputs(listing, before)
-        read = [one for one in inputs if one.status is Status.READ]
-        had = {} if last is None or last.days is None else {one.table: one.days for one in last.days}
-        lost = self._lost_days(had)
-        changed = changed_days(inputs, (), before)
-        changed |= self._days_to_repair(last, before, lost, whole_days(listing, read))
-        judges_all = self._options.reconcile and (bool(lost) or self._are_rules_new(last))
-        if last is not None and not changed and not judges_all and _is_current(last, inputs, before):
+        had = {} if last is None else {entry.table: entry.days for entry in last.days or ()}
+        now = self.tables.days() if had else {}
+        lost = {name: set(days) - set(now[name]) for name, days in had.items()}
+        changed = changed_days(inputs, before) | self._days_to_repair(last, before, lost, whole_days(listing, inputs))
+        is_rule_new = last is None or not last.reconciled or any(last[k] != v for k, v in self.options.rules.items())
+        reconciles_all = self.options.reconcile and (is_rule_new or any(lost.values()))
+        is_same = last is not None and last.state == COMPLETE and set(inputs) == set(before)
+        if last is not None and is_same and not changed and not reconciles_all:
             return RunResult(last.number, False, inputs=inputs)
         number = max(seen, 0 if last is None else last.number) + 1
         if seen and (number - seen) % 2 == 0:
             number += 1  # or the files that the last complete run has seen would be overwritten
         self._write_generation(number, WRITING, had)
-        self._at_work = [one for one in read if one.day in changed]
-        self._compute(sorted(changed), read)
-        if self._options.reconcile:
-            self._reconcile(changed, judges_all)
-        self._tables.write_inputs(number, inputs)
-        self._write_generation(number, COMPLETE, self._tables.days())
-        return RunResult(number, True, sorted(changed), sum(one.rows for one in self._at_work), inputs)
-
-    # ---- files ----
+        self._compute(sorted(changed), inputs)
+        if self.options.reconcile:
+            self._reconcile(changed, reconciles_all)
+        self.tables.write_inputs(number, inputs)
+        self._write_generation(number, COMPLETE, self.tables.days())
+        return RunResult(number, True, sorted(changed), sum(file.rows for file in self.at_work), inputs)
 
     def _inputs(self, listing: Listing, before: Sequence[InputFile]) -> list[InputFile]:
         """The ledger's files, with what this run can make of them."""
-        planned = plan(listing, before, today=self._started.date(), allow_shrink=self._options.allow_shrink)
-        if planned.to_survey:
-            self._progress(f"looking at {len(planned.to_survey)} new files", 0, 0)
-        found = [*planned.settled, *self._ledger.survey(planned.to_survey)]
-        return [self._damaged.get((one.day, one.name), one) for one in found]
-
-    def _lost_days(self, had: Mapping[str, Sequence[date]]) -> dict[str, set[date]]:
-        """The days that each table has lost since the last complete run."""
-        if not had:
-            return {}
-        now = self._tables.days()
-        lost = {name: set(days) - set(now[name]) for name, days in had.items()}
-        return {name: days for name, days in lost.items() if days}
+        new, settled = plan(listing, before, today=self.started.date(), allow_shrink=self.options.allow_shrink)
+        if new:
+            self.progress(f"looking at {len(new)} new files", 0, 0)
+        damaged = {(file.day, file.name): file for file in self.damaged}
+        return [damaged.get((file.day, file.name), file) for file in (*settled, *self.ledger.survey(new))]
 
     def _days_to_repair(
         self, last: Row | None, before: Sequence[InputFile], lost: Mapping[str, set[date]], whole: set[date]
@@ -243,149 +198,119 @@ class _Run:
         """Days to be computed again although their files are those of the last complete run.
 
         Args:
+            lost: The days that each table has lost since then.
             whole: Days of which the ledger has all files that were read.
 
         Raises:
             ResultsLostError: A day is lost, and the ledger has no files any more to compute it from.
         """
-        found = {day for table in TABLES_OF_ONE_DAY for day in lost.get(table.name, ())}
-        if (gone := sorted(found - whole)) and not self._options.allow_shrink:
+        days = {day for table in TABLES_OF_ONE_DAY for day in lost.get(table.name, ())}
+        if (gone := sorted(days - whole)) and not self.options.allow_shrink:
             raise ResultsLostError(
-                f"the tables at {self._tables.url} have lost {gone[0]}, and the ledger does not have all files of it"
+                f"the tables at {self.tables.url} have lost {gone[0]}, and the ledger does not have all files of it"
                 " any more: --allow-shrink goes on without it"
             )
         if last is None or last.state != COMPLETE:  # a run was killed, and it is not known what it has replaced
-            found |= {one.day for one in before if one.day is not None}
-        return found & whole
-
-    def _are_rules_new(self, last: Row | None) -> bool:
-        rules = self._options.rules
-        return (
-            last is None
-            or not last.reconciled
-            or last.drained != rules.drained
-            or last.patience_us != rules.patience // timedelta(microseconds=1)
-            or last.horizon_days != rules.horizon
-        )
+            days |= {file.day for file in before if file.day is not None}
+        return days & whole
 
     def _write_generation(self, number: int, state: str, days: Mapping[str, Sequence[date]]) -> None:
-        rules = self._options.rules
         is_complete = state == COMPLETE
-        self._tables.write_generation(
+        self.tables.write_generation(
             {
                 "number": number,
-                "run": self._name,
+                "run": self.name,
                 "state": state,
-                "started": _micros(self._started),
-                "finished": _micros(datetime.now(UTC)) if is_complete else None,
-                "reconciled": is_complete and self._options.reconcile,
-                "drained": rules.drained,
-                "patience_us": rules.patience // timedelta(microseconds=1),
-                "horizon_days": rules.horizon,
-                "days": [{"table": name, "days": some} for name, some in days.items()],
+                "started": round(self.started.timestamp() * 1e6),
+                "finished": round(time.time() * 1e6) if is_complete else None,
+                "reconciled": is_complete and self.options.reconcile,
+                "days": [{"table": name, "days": published} for name, published in days.items()],
                 "twinbus": __version__,
-                "spark": self._spark.version,
+                "spark": self.spark.version,
+                **self.options.rules,
             }
         )
 
     # ---- tables of one day ----
 
-    def _compute(self, changed: Sequence[date], read: Sequence[InputFile]) -> None:
+    def _compute(self, days: Sequence[date], inputs: Iterable[InputFile]) -> None:
         """Compute the tables that depend on rows of one day only."""
-        by_day = {day: [one for one in read if one.day == day] for day in changed}
-        total = sum(one.rows for files in by_day.values() for one in files)
-        done = 0
-        for piece in _pieces(by_day):
-            self._progress("computing tables", done, total)
-            self._compute_piece(piece, {day: by_day[day] for day in piece})
-            done += sum(one.rows for day in piece for one in by_day[day])
-        self._progress("computing tables", done, total)
+        files: dict[date, list[InputFile]] = {day: [] for day in days}
+        for file in inputs:
+            if file.status is Status.READ and file.day in files:
+                files[file.day].append(file)
+        self.at_work = [file for day in days for file in files[day]]
+        totals = dict(zip(days, accumulate(sum(file.rows for file in files[day]) for day in days), strict=True))
+        total, done = sum(file.rows for file in self.at_work), 0
+        for _, piece in groupby(days, key=lambda day: totals[day] // PIECE_ROWS):
+            self.progress("computing tables", done, total)
+            chosen = list(piece)
+            self._compute_piece({day: files[day] for day in chosen})
+            done = totals[chosen[-1]]
+        self.progress("computing tables", done, total)
 
-    def _compute_piece(self, days: Sequence[date], files: Mapping[date, Sequence[InputFile]]) -> None:
-        listed = [one for some in files.values() for one in some]
-        if not listed:  # only with allow_shrink
+    def _compute_piece(self, files: Mapping[date, Sequence[InputFile]]) -> None:
+        if not any(files.values()):  # only with allow_shrink
             for table in TABLES_OF_ONE_DAY:
-                self._replace(table, no_rows(self._spark, table), days)
+                self._replace(table, literal_rows(self.spark, table, ()), files)
             return
-        rows = self._ledger.rows(listed)
-        compared = {day.isoformat(): _compared(some) for day, some in files.items()}
-        operations = partial(each_operation_once, rows, compared)
-        with _kept(counts.operation_counts(operations(counts.COLUMNS))) as counted_once:
-            self._replace(USAGE, usage(counted_once), days)
-            self._replace(LATENCY, latency(counted_once), days)
-            self._replace(ACTIVITY, activity(counted_once), days)
-        found = message_days(operations(message_days_table.COLUMNS))
-        self._replace(MESSAGE_DAYS, found, days, small=False)
+        rows = self.ledger.rows([file for of_day in files.values() for file in of_day])
+        compared = {name for of_day in files.values() for name in files_to_compare(of_day)}
+        operations = each_operation_once(rows, compared, operation_counts.COLUMNS)
+        with _kept(operation_counts.operation_counts(operations)) as counts:
+            self._replace(tables.USAGE, usage(counts), files)
+            self._replace(tables.LATENCY, latency(counts), files)
+            self._replace(tables.ACTIVITY, activity(counts), files)
+        operations = each_operation_once(rows, compared, message_days.COLUMNS)
+        self._replace(tables.MESSAGE_DAYS, message_days.message_days(operations), files, small=False)
 
     # ---- tables of several days ----
 
-    def _reconcile(self, changed: Iterable[date], judges_all: bool) -> None:
+    def _reconcile(self, changed: Iterable[date], reconciles_all: bool) -> None:
         """Compute the tables for which days have to be compared."""
-        rules, known = self._options.rules, sorted(self._tables.files(USAGE))
-        days = judging(known, known if judges_all else changed, rules.horizon)
-        if not days.publish:
+        known, horizon = sorted(self.tables.files(tables.USAGE)), self.options.horizon_days
+        publish, scan = days_to_reconcile(known, known if reconciles_all else changed, horizon)
+        if not publish:
             return
-        self._progress("reconciling", 0, 0)
-        with _kept(usage_of_days(self._tables.read(USAGE))) as used, _kept(spelling(used)) as spelt:
-            if self._is_spelt_otherwise(spelt, days.publish):
-                days = judging(known, known, rules.horizon)
-            found = self._tables.read(MESSAGE_DAYS, days.scan)
-            is_published = F.col("day").isin(list(days.publish))
-            self._replace(BACKLOG_TIME, backlog_time(found, spelt, rules.horizon).where(is_published), days.publish)
-            self._replace(ARRIVALS, arrivals(found, spelt, rules.horizon).where(is_published), days.publish)
+        self.progress("reconciling", 0, 0)
+        used = verdicts.daily_usage(self.tables.read(tables.USAGE))
+        with _kept(used) as used, _kept(verdicts.spellings(used)) as spellings:
+            if self._has_new_spelling(spellings, publish):
+                publish, scan = days_to_reconcile(known, known, horizon)
+            days = self.spark.range(1).select(F.explode(F.lit(list(publish))).alias("day"))
+            times = verdicts.receiver_times(used, days, horizon)
+            rows = self.tables.read(tables.MESSAGE_DAYS, scan)
+            is_published = F.col("day").isin(list(publish))
+
+            def count(messages: DataFrame) -> DataFrame:
+                chosen = messages.where(F.col("is_beyond") | is_published)
+                patience = self.options.patience + CLOCK_SKEW
+                return verdicts.verdict_counts(verdicts.with_words(chosen, times, patience, self.options.drained))
+
+            self._replace(tables.BACKLOG_TIME, backlog_time(rows, spellings, horizon).where(is_published), publish)
+            self._replace(tables.ARRIVALS, arrivals(rows, spellings, horizon).where(is_published), publish)
             with ExitStack() as kept:
-                judgements = kept.enter_context(_kept(self._judged(messages(found, rules), used, days)))
-                beyond = beyond_horizon(judgements)
-                if beyond.limit(1).count():
-                    parts = self._judged(messages_in_parts(found, beyond, rules), used, days)
-                    judgements = kept.enter_context(_kept(judgements.where("not is_beyond").unionByName(parts)))
-                if judgements.where(F.col("unexpected") & ~F.col("is_late")).limit(1).count():
-                    judgements = without_late_arrivals(judgements, self._tables.read(MESSAGE_DAYS))
-                self._replace(VERDICTS, verdicts(judgements, spelt), days.publish)
-                self._replace(ANOMALIES, anomalies(judgements, spelt), days.publish)
+                counts = kept.enter_context(_kept(count(verdicts.messages(rows, horizon))))
+                if counts.where("is_beyond").limit(1).count():
+                    beyond = count(verdicts.messages_beyond_horizon(rows, counts, horizon))
+                    counts = kept.enter_context(_kept(counts.where("not is_beyond").unionByName(beyond)))
+                if counts.where("unexpected and not is_late").limit(1).count():
+                    counts = with_late_arrivals(counts, self.tables.read(tables.MESSAGE_DAYS))
+                self._replace(tables.VERDICTS, verdicts.verdicts(counts, spellings), publish)
+                self._replace(tables.ANOMALIES, anomalies(counts, spellings), publish)
 
-    def _is_spelt_otherwise(self, spelt: DataFrame, publish: Sequence[date]) -> bool:
-        """Whether days that are not published again have paths as clients wrote them before, and do not any more."""
-        kept = ~F.col("day").isin(list(publish))
-        written = self._tables.read(VERDICTS).where(kept).select(F.col("destination").alias("written"))
-        places = self._tables.read(ARRIVALS).where(kept).select(F.col("subscription").alias("written"))
-        paths = written.unionByName(places).distinct().withColumn("path", F.lower("written"))
-        return bool(paths.join(spelt, "path").where(F.col("written") != F.col("spelt")).limit(1).count())
-
-    def _judged(self, found: DataFrame, used: DataFrame, days: Judging) -> DataFrame:
-        """Judge messages that belong to days to be published."""
-        rules = self._options.rules
-        chosen = found.where(F.col("is_beyond") | F.col("seen_day").isin(list(days.publish)))
-        first_days = self._spark.range(1).select(F.explode(F.lit(list(days.publish))).alias("first_day"))
-        return counted(judged(chosen, reported(used, first_days, rules), rules))
+    def _has_new_spelling(self, spellings: DataFrame, publish: Sequence[date]) -> bool:
+        """Whether days that are not published again have a path in a spelling that clients do not use any more."""
+        written = [
+            self.tables.read(table).where(~F.col("day").isin(list(publish))).select(F.col(column).alias("written"))
+            for table, column in ((tables.VERDICTS, "destination"), (tables.ARRIVALS, "subscription"))
+        ]
+        paths = written[0].unionByName(written[1]).distinct().withColumn("path", F.lower("written"))
+        return bool(paths.join(spellings, "path").where("written != spelling").limit(1).count())
 
     def _replace(self, table: Table, rows: DataFrame, days: Iterable[date], *, small: bool = True) -> None:
-        with _described(self._spark, f"twinbus: {table.name}"):
-            self._tables.replace(table, rows, days, small=small)
-
-
-def _is_current(last: Row, inputs: Iterable[InputFile], before: Iterable[InputFile]) -> bool:
-    return last.state == COMPLETE and set(inputs) == set(before)
-
-
-def _compared(files: Sequence[InputFile]) -> set[str]:
-    ranges = {one.name: None if one.ids is None else [IdRange(*each) for each in one.ids] for one in files}
-    return files_to_compare(ranges)
-
-
-def _pieces(by_day: Mapping[date, Sequence[InputFile]]) -> Iterator[list[date]]:
-    """Days in pieces of a bounded number of rows, at least one day each."""
-    piece: list[date] = []
-    rows = 0
-    for day, files in sorted(by_day.items()):
-        more = sum(one.rows for one in files)
-        if piece and rows + more > PIECE_ROWS:
-            yield piece
-            piece, rows = [], 0
-        piece.append(day)
-        rows += more
-    if piece:
-        yield piece
+        with _described(self.spark, f"twinbus: {table.name}"):
+            self.tables.replace(table, rows, days, small=small)
 
 
 @contextmanager
@@ -401,17 +326,13 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
 @contextmanager
 def _described(spark: SparkSession, text: str) -> Iterator[None]:
     """Describe the jobs of a block in Spark's web page; with Spark Connect there is no way to."""
-    context = None if "connect" in type(spark).__module__ else spark.sparkContext
-    if context is None:
+    if "connect" in type(spark).__module__:
         yield
         return
+    context = spark.sparkContext
     before = context.getLocalProperty("spark.job.description")
     context.setJobDescription(text)
     try:
         yield
     finally:
         context.setLocalProperty("spark.job.description", before)  # type: ignore[arg-type]
-
-
-def _micros(moment: datetime) -> int:
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from pyspark.sql import functions as F
 from twinbus.ledger.locations import escape_glob
 from twinbus.tables.table_schemas import GENERATION, INPUTS, TABLES, VERSION, Table
 
-from .day_planning import InputFile, Status
+from .day_planning import IdRange, InputFile, Status
 from .error_inspection import is_missing_path, is_unknown_format, reason_of
 from .run_errors import ResultsUnreachableError, ResultsVersionError
 
@@ -25,7 +26,6 @@ PARQUET = "parquet"
 #: Formats that replace days by themselves, in one transaction.
 _TRANSACTIONAL = ("delta",)
 _DAY = re.compile(r"/day=(\d{4}-\d{2}-\d{2})/", re.ASCII)
-_TIMES = ("modified", "first_time", "last_time")
 
 #: What the tables depend on.
 _SETTINGS = {
@@ -39,17 +39,9 @@ _SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
-
-
 PARTITIONS = "spark.sql.shuffle.partitions"
 #: Bytes of ledger files for each partition of an exchange, and the least number of them.
 PARTITION_BYTES, FEWEST_PARTITIONS = 4_000_000, 4
-
-
-def use_fewer_partitions(spark: SparkSession, size: int) -> None:
-    """Exchange rows of small ledgers in few partitions: Spark's default, 200, is for large ones."""
-    most = int(spark.conf.get(PARTITIONS, "200") or 200)
-    spark.conf.set(PARTITIONS, str(min(most, max(FEWEST_PARTITIONS, size // PARTITION_BYTES))))
 
 
 @contextmanager
@@ -68,17 +60,20 @@ def settings(spark: SparkSession) -> Iterator[None]:
                 spark.conf.set(name, old)
 
 
+def use_fewer_partitions(spark: SparkSession, size: int) -> None:
+    """Exchange rows of small ledgers in few partitions: Spark's default, 200, is for large ones."""
+    most = int(spark.conf.get(PARTITIONS, "200") or 200)
+    spark.conf.set(PARTITIONS, str(min(most, max(FEWEST_PARTITIONS, size // PARTITION_BYTES))))
+
+
 def literal_rows(spark: SparkSession, table: Table, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """A few rows of the driver as a frame, without Python on the executors. Times are microseconds."""
-    fields = ", ".join(f"`{one.name}`: {'bigint' if one.type == 'timestamp' else one.type}" for one in table.columns)
+    types = {column.name: "bigint" if column.type == "timestamp" else column.type for column in table.columns}
+    fields = ", ".join(f"`{name}`: {type}" for name, type in types.items())
     text = json.dumps(list(rows), default=str, ensure_ascii=False)
-    found = spark.range(1).select(F.inline(F.from_json(F.lit(text), f"array<struct<{fields}>>")))
-    times = {one.name: F.timestamp_micros(one.name) for one in table.columns if one.type == "timestamp"}
-    return found.withColumns(times) if times else found
-
-
-def no_rows(spark: SparkSession, table: Table) -> DataFrame:
-    return spark.range(0).select(*(F.lit(None).cast(one.type).alias(one.name) for one in table.columns))
+    parsed = spark.range(1).select(F.inline(F.from_json(F.lit(text), f"array<struct<{fields}>>")))
+    times = {column.name: F.timestamp_micros(column.name) for column in table.columns if column.type == "timestamp"}
+    return parsed.withColumns(times) if times else parsed  # Spark Connect refuses an empty mapping
 
 
 class ResultTables:
@@ -120,38 +115,30 @@ class ResultTables:
 
     def read(self, table: Table, days: Sequence[date] | None = None) -> DataFrame:
         """The rows of a table, of some days or of all; none if there is no such table."""
-        try:
-            found = self._load(table.name, table)
-            # Spark Connect looks for the path only when the columns are asked for.
-            _ = found.columns
-        except PySparkException as error:
-            if not is_missing_path(error):
-                raise
-            return no_rows(self._spark, table)
-        if days is not None:
-            found = found.where(F.col("day").isin(list(days))) if days else found.where(F.lit(False))
-        return found.select(*table.names)
+        rows = self._load(table.name, table).select(*table.names)
+        return rows if days is None else rows.where(F.col("day").isin(list(days)))
 
     def _load(self, folder: str, table: Table) -> DataFrame:
         path = escape_glob(self.path(folder))
-        if table.name.startswith("_") or self.format == PARQUET:
-            return self._spark.read.schema(table.ddl).parquet(path)
-        reader = self._spark.read.format(self.format)
-        return (reader if self.format in _TRANSACTIONAL else reader.schema(table.ddl)).load(path)
-
-    def files(self, table: Table) -> dict[date, frozenset[str]]:
-        """The files that a table has, by day."""
+        # Bookkeeping is always Parquet, so that everyone can find out in which format the tables are.
+        format = PARQUET if table.name.startswith("_") else self.format
+        reader = self._spark.read.format(format)
         try:
-            paths = self._load(table.name, table).inputFiles()
+            rows = (reader if format in _TRANSACTIONAL else reader.schema(table.ddl)).load(path)
+            _ = rows.columns  # Spark Connect looks for the path only now
         except PySparkException as error:
             if not is_missing_path(error):
                 raise
-            return {}
-        found: dict[date, set[str]] = {}
-        for path in paths:
+            return literal_rows(self._spark, table, ())
+        return rows
+
+    def files(self, table: Table) -> dict[date, set[str]]:
+        """The files that a table has, by day."""
+        files: defaultdict[date, set[str]] = defaultdict(set)
+        for path in self._load(table.name, table).inputFiles():
             if (day := _DAY.search(path)) is not None:
-                found.setdefault(date.fromisoformat(day[1]), set()).add(path)
-        return {day: frozenset(some) for day, some in found.items()}
+                files[date.fromisoformat(day[1])].add(path)
+        return files
 
     def days(self) -> dict[str, list[date]]:
         """The days that each table has."""
@@ -164,16 +151,16 @@ class ResultTables:
             rows: Of these days only.
             small: One file for each day; else as many as there are tasks.
         """
-        wanted = sorted(days)
-        if not wanted:
+        replaced, path = sorted(days), self.path(table.name)
+        if not replaced:
             return
         writer = (rows.repartition("day") if small else rows).write.format(self.format).mode("overwrite")
         if self.format in _TRANSACTIONAL:
-            chosen = ", ".join(f"'{day}'" for day in wanted)
-            writer.option("replaceWhere", f"day in ({chosen})").partitionBy("day").save(self.path(table.name))
+            chosen = ", ".join(f"'{day}'" for day in replaced)
+            writer.option("replaceWhere", f"day in ({chosen})").partitionBy("day").save(path)
             return
         before = self.files(table)
-        writer.option("partitionOverwriteMode", "dynamic").partitionBy("day").save(self.path(table.name))
+        writer.option("partitionOverwriteMode", "dynamic").partitionBy("day").save(path)
         after = self.files(table)
         if not after and self.read(table).limit(1).count():
             raise ResultsUnreachableError(
@@ -181,67 +168,42 @@ class ResultTables:
                 " replaced: use parquet or delta"
             )
         # Spark leaves partitions as they were of which there are no rows.
-        stale = [day for day in wanted if day in before and after.get(day) == before[day]]
+        stale = [day for day in replaced if day in before and after.get(day) == before[day]]
         # A table without any rows has one empty file, so that every reader finds its columns.
-        for day in stale or ([] if after else wanted[:1]):
-            nothing = no_rows(self._spark, table).drop("day").coalesce(1)
-            nothing.write.format(self.format).mode("overwrite").save(f"{self.path(table.name)}/day={day}")
+        for day in stale or ([] if after else replaced[:1]):
+            nothing = literal_rows(self._spark, table, ()).drop("day").coalesce(1)
+            nothing.write.format(self.format).mode("overwrite").save(f"{path}/day={day}")
 
     # ---- bookkeeping ----
 
     def generation(self) -> Row | None:
         """The last run, or None. Raises ResultsVersionError."""
-        times = {name: F.unix_micros(name) for name in ("started", "finished")}
-        rows = self.read(GENERATION).withColumns(times).collect()
-        if not rows:
-            return None
-        if rows[0].version > VERSION:
+        rows = self.read(GENERATION).collect()
+        if rows and rows[0].version > VERSION:
             raise ResultsVersionError(
                 f"the tables at {self.url} were written by a later release of twinbus ({rows[0].twinbus})"
             )
-        return rows[0]
+        return rows[0] if rows else None
 
     def write_generation(self, values: Mapping[str, Any]) -> None:
         self._overwrite(GENERATION.name, GENERATION, [{"version": VERSION, "format": self.format, **values}])
 
     def inputs(self) -> tuple[int, list[InputFile]]:
         """The number of the last run that finished, and the files that it has seen; 0 and none if there is none."""
-        by_run: dict[int, list[InputFile]] = {}
+        by_run: defaultdict[int, list[InputFile]] = defaultdict(list)
+        times = {name: F.unix_micros(name) for name in ("modified", "first_time", "last_time")}
         for slot in (0, 1):
-            try:
-                rows = self._load(f"{INPUTS.name}/{slot}", INPUTS).withColumns(
-                    {name: F.unix_micros(name) for name in _TIMES}
-                )
-                found = rows.collect()
-            except PySparkException as error:
-                if not is_missing_path(error):
-                    raise
-                continue
-            for row in found:
-                by_run.setdefault(row.number, []).append(_input_file(row))
+            for row in self._load(f"{INPUTS.name}/{slot}", INPUTS).withColumns(times).collect():
+                values = row.asDict()
+                number, name, status, ids = (values.pop(key) for key in ("number", "file", "status", "ids"))
+                ranges = None if ids is None else tuple(IdRange(*map(int, entry)) for entry in ids)
+                by_run[number].append(InputFile(name=name, status=Status(status), ids=ranges, **values))
         return max(by_run.items(), default=(0, []))
 
     def write_inputs(self, number: int, files: Iterable[InputFile]) -> None:
         """Keep the files that run `number` has seen. Those of the run before are kept, too: this one may be killed."""
-        rows = []
-        for one in files:
-            given = asdict(one)
-            ids = given.pop("ids")
-            given["ids"] = None if ids is None else [dict(zip(_ID, each, strict=True)) for each in ids]
-            rows.append({"number": number, "file": given.pop("name"), **given})
+        rows = [{"number": number, "file": file.name, **asdict(file)} for file in files]
         self._overwrite(f"{INPUTS.name}/{number % 2}", INPUTS, rows)
 
     def _overwrite(self, folder: str, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        # Always Parquet, so that everyone can find out in which format the tables are.
         literal_rows(self._spark, table, rows).coalesce(1).write.mode("overwrite").parquet(self.path(folder))
-
-
-_ID = ("writer", "lowest", "highest")
-
-
-def _input_file(row: Row) -> InputFile:
-    given = row.asDict(recursive=True)
-    del given["number"]
-    if (ids := given.pop("ids")) is not None:
-        ids = tuple((one["writer"], int(one["lowest"]), int(one["highest"])) for one in ids)
-    return InputFile(name=given.pop("file"), status=Status(given.pop("status")), ids=ids, **given)

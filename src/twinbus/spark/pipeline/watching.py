@@ -23,14 +23,10 @@ class Watch:
     Args:
         run: One run of the pipeline.
         interval: Seconds from the end of a run to the start of the next.
-        on_run: Is told of every run.
-
-    Raises:
-        ValueError: `interval` is out of its bounds.
+        on_run: Called with the result of every run.
     """
 
     def __init__(self, run: Callable[[], RunResult], interval: float, on_run: Callable[[RunResult], None]) -> None:
-        check_interval(interval)
         self._run = run
         self._interval = interval
         self._on_run = on_run
@@ -41,14 +37,14 @@ class Watch:
         self._stop.set()
 
     def go(self) -> None:
-        """Watch until `stop`. Raises what the last of several failed runs has raised."""
+        """Watch until `stop`. After several failed runs, raises what the last one has raised."""
         failures = 0
         while not self._stop.is_set():
+            pause = self._interval
             try:
-                done = self._run()
-            except ResultsLockedError as error:  # of a run that was killed, a claim ends by itself
+                result = self._run()
+            except ResultsLockedError as error:  # the claim of a killed run ends by itself
                 logger.warning("%s", error)
-                self._stop.wait(self._interval)
             except (LedgerUnreachableError, ResultsUnreachableError, ResultsVersionError):
                 raise
             except Exception as error:
@@ -57,11 +53,10 @@ class Watch:
                     raise
                 pause = min(LONGEST_PAUSE, 2.0**failures)
                 logger.warning("A run of the pipeline failed, the next one is in %d seconds: %s", pause, error)
-                self._stop.wait(pause)
             else:
                 failures = 0
-                self._on_run(done)
-                self._stop.wait(self._interval)
+                self._on_run(result)
+            self._stop.wait(pause)
 
 
 def check_interval(interval: float) -> None:

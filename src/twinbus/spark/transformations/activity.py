@@ -10,18 +10,11 @@ from pyspark.sql import functions as F
 
 from twinbus.tables.table_schemas import ACTIVITY
 
-from .expressions import as_table, time_of
+from .expressions import as_table, time_span
 
 
 def activity(counts: DataFrame) -> DataFrame:
     """The table, from `operation_counts`."""
-    sums = (
-        counts.where(F.col("kind").isNotNull())
-        .groupBy("day", time_of(F.col("slot")).alias("minute"), "pairing", "entity", "kind")
-        .agg(
-            F.sum("rows").alias("count"),
-            time_of(F.min("first_micros")).alias("first_time"),
-            time_of(F.max("last_micros")).alias("last_time"),
-        )
-    )
+    events = counts.where("kind is not null").withColumnRenamed("slot", "minute")
+    sums = events.groupBy("day", "minute", "pairing", "entity", "kind").agg(F.sum("rows").alias("count"), *time_span())
     return as_table(sums, ACTIVITY)

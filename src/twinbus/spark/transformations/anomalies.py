@@ -14,36 +14,28 @@ from twinbus.tables.verdict import ANOMALIES
 
 from .expressions import as_table
 from .message_days import MESSAGE
-from .verdicts import evidence, spelt
-
-LATE = "late"
+from .verdicts import evidence, with_spelling
 
 
-def without_late_arrivals(counted: DataFrame, older: DataFrame) -> DataFrame:
-    """Mark as late what arrived unexpectedly, but is known from days before its first one.
+def with_late_arrivals(counts: DataFrame, message_days: DataFrame) -> DataFrame:
+    """`verdict_counts`, where an unexpected arrival of a message that is known from earlier days is late.
 
     Args:
-        older: `message_days` of all days.
+        message_days: Of all days.
     """
-    candidates = counted.where(F.col("unexpected") & ~F.col("is_late")).select(*MESSAGE, "first_day")
-    known = (
-        older.select(*MESSAGE, "day")
-        .join(candidates, list(MESSAGE))
-        .where(F.col("day") < F.col("first_day"))
-        .select(*MESSAGE, "first_day")
-        .distinct()
-        .withColumn("was_known", F.lit(True))
-    )
-    found = counted.join(known, [*MESSAGE, "first_day"], "left")
-    is_late = F.col("is_late") | F.coalesce("was_known", F.lit(False))
-    return found.withColumn("is_late", is_late).drop("was_known").select(*counted.columns)
+    key = [*MESSAGE, "day"]
+    earlier = message_days.select(*MESSAGE, F.col("day").alias("earlier"))
+    candidates = counts.where("unexpected and not is_late").select(*key)
+    known = earlier.join(candidates, list(MESSAGE)).where("earlier < day").select(*key).distinct()
+    marked = counts.join(known.withColumn("is_known", F.lit(True)), key, "left")
+    return marked.withColumn("is_late", F.expr("is_late or is_known is not null")).select(*counts.columns)
 
 
-def anomalies(counted: DataFrame, spelling: DataFrame) -> DataFrame:
-    """The table, from `counted` (`verdicts.counted`)."""
-    words = F.array(*(F.when(F.col(word), F.lit(word)) for word in ANOMALIES))
-    listed = F.when(F.col("is_late"), F.array(F.lit(LATE))).otherwise(F.array_compact(words))
-    found = counted.where(F.col("message_id").isNotNull()).withColumns(
-        {"day": F.col("seen_day"), "word": F.explode(listed), "evidence": evidence(F.col("by_receivers"))}
+def anomalies(counts: DataFrame, spellings: DataFrame) -> DataFrame:
+    """The table, from `verdict_counts`."""
+    words = F.array_compact(F.array(*(F.when(F.col(word), word) for word in ANOMALIES)))
+    word = F.explode(F.when(F.col("is_late"), F.array(F.lit("late"))).otherwise(words))
+    listed = counts.where("message_id is not null").withColumns(
+        {"word": word, "evidence": evidence(F.col("by_receivers"))}
     )
-    return as_table(spelt(found, spelling, "destination"), TABLE)
+    return as_table(with_spelling(listed, spellings, "destination"), TABLE)

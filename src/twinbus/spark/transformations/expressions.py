@@ -13,6 +13,8 @@ from twinbus.tables.histogram import GROWTH
 from twinbus.tables.table_schemas import Table
 
 HOUR_US, MINUTE_US = 3_600_000_000, 60_000_000
+#: Separates the topic from the subscription in a path in lower case.
+SUBSCRIPTIONS = "/subscriptions/"
 
 
 def is_stage(*stages: Stage) -> Column:
@@ -27,19 +29,20 @@ def is_outcome(*outcomes: Outcome) -> Column:
     return F.col("outcome").isin([int(outcome) for outcome in outcomes])
 
 
-def count_of(condition: Column) -> Column:
-    """How many rows of a group fulfil a condition."""
-    return F.coalesce(F.sum(condition.cast("int")), F.lit(0)).cast("int")
+def topic_or_queue(path: Column) -> Column:
+    """The topic or queue of a path in lower case."""
+    return F.substring_index(path, SUBSCRIPTIONS, 1)
 
 
-def floored(micros: Column, length_us: int) -> Column:
-    """The start of the hour or minute of a time in microseconds. It does not depend on the session's time zone."""
-    return micros - F.pmod(micros, F.lit(length_us))
+def start_of(time: Column, length_us: int) -> Column:
+    """Start of the hour or minute that a time is in. Unlike `date_trunc`, independent of the session's time zone."""
+    micros = F.unix_micros(time)
+    return F.timestamp_micros(micros - F.pmod(micros, F.lit(length_us)))
 
 
-def time_of(micros: Column) -> Column:
-    """A timestamp from microseconds since the epoch."""
-    return F.timestamp_micros(micros)
+def time_span() -> list[Column]:
+    """Aggregates `first_time` and `last_time`."""
+    return [F.min("first_time").alias("first_time"), F.max("last_time").alias("last_time")]
 
 
 def word_of(column: str, codes: type[IntEnum]) -> Column:

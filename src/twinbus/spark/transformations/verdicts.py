@@ -1,14 +1,14 @@
 """`verdicts`: how many messages of a destination have each word, per day on which they were first seen.
 
-A message is what `message_days` has of one message id at one destination within the horizon: operations of the days
-[D, D + horizon), where D is its first day; a day is a first day if the message has none in the horizon before it.
-`words` is the rule for every word, and `twinbus.tables.verdict` the same rule in plain Python, for tests and proof.
+From top to bottom: the rule for every word (`words`), what a message is (`messages`), when receivers reported
+(`receiver_times`), and the table (`verdicts`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import timedelta
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -16,123 +16,26 @@ from pyspark.sql import functions as F
 from twinbus.tables.table_schemas import VERDICTS
 from twinbus.tables.verdict import ANOMALIES, NAMESPACE, RECEIVERS, WORDS
 
-from .expressions import as_table
-from .message_days import MERGES, MESSAGE
+from .expressions import as_table, time_span, topic_or_queue
+from .message_days import MESSAGE, merged_facts
 
-_SUMS = ("sends", "acknowledged", "accepted", "moves", "held", "completed", "dead", "scheduled")
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What messages are judged by, beside their own operations."""
-
-    #: Days within which operations of one message id belong together.
-    horizon: int
-    #: A message is lost if its receivers still reported this long after it was accepted.
-    patience: timedelta
-    #: How far clocks may differ.
-    clock_skew: timedelta
-    #: Backlog and destinations are empty: what has not arrived is lost.
-    drained: bool
-
-
-def messages(message_days: DataFrame, rules: Rules) -> DataFrame:
-    """One row per message with its facts and its `first_day`.
-
-    `is_beyond` says that its operations span more than the horizon: it has to be judged in parts
-    (`messages_in_parts`). `seen_day` is the day under which a row is published.
-    """
-    whole = _grouped(message_days.withColumn("seen_day", F.lit(None).cast("date")), is_late=False)
-    is_beyond = F.datediff("latest_day", "earliest_day") >= rules.horizon
-    first_day = F.col("earliest_day")
-    return whole.withColumns({"seen_day": first_day, "first_day": first_day, "is_beyond": is_beyond})
-
-
-def beyond_horizon(counted: DataFrame) -> DataFrame:
-    """The messages of `counted` that have to be judged in parts."""
-    return counted.where("is_beyond").select(*MESSAGE)
-
-
-def messages_in_parts(message_days: DataFrame, beyond: DataFrame, rules: Rules) -> DataFrame:
-    """As `messages`, of those in `beyond`: a row per first day, and `is_late` rows for operations beyond the horizon.
-
-    Late operations are published under their own day.
-    """
-    spread = message_days.join(beyond, list(MESSAGE), "left_semi")
-    in_order = Window.partitionBy(*MESSAGE).orderBy(F.datediff("day", F.lit(date(1970, 1, 1))))
-    number = F.datediff("day", F.lit(date(1970, 1, 1)))
-    before = F.max(number).over(in_order.rangeBetween(Window.unboundedPreceding, -1))
-    is_first = before.isNull() | (number - before >= rules.horizon)
-    split = spread.withColumn("start", F.when(is_first, F.col("day"))).withColumn(
-        "first_day", F.max("start").over(in_order.rangeBetween(Window.unboundedPreceding, 0))
-    )
-    is_late = F.datediff("day", "first_day") >= rules.horizon
-    in_time = split.where(~is_late).withColumn("seen_day", F.col("first_day"))
-    late = split.where(is_late).withColumn("seen_day", F.col("day"))
-    found = _grouped(in_time, is_late=False).unionByName(_grouped(late, is_late=True))
-    return found.withColumns({"first_day": F.col("seen_day"), "is_beyond": F.lit(False)})
-
-
-def _grouped(rows: DataFrame, *, is_late: bool) -> DataFrame:
-    """The facts of each message and `seen_day`. A topic's message arrived as often as where it arrived most often."""
-    keys = (*MESSAGE, "seen_day")
-    merged = [merge(name).alias(name) for name, merge in MERGES.items()]
-    days = [F.min("earliest_day").alias("earliest_day"), F.max("latest_day").alias("latest_day")]
-    by_place = (
-        rows.repartition("message_key")
-        .withColumns({"earliest_day": F.col("day"), "latest_day": F.col("day")})
-        .groupBy(*keys, "subscription")
-        .agg(*merged, F.sum("arrivals").alias("arrivals"), *days)
-    )
-    arrivals = (
-        F.when(F.col("receives") == 0, F.lit(0))
-        # The same number on several days is one arrival; a redelivery of one of several copies counts again.
-        .when(F.col("lowest_number") == F.col("highest_number"), F.lit(1))
-        .otherwise(F.greatest(F.col("arrivals"), F.lit(2)))
-    )
-    return (
-        by_place.withColumn("received", arrivals)
-        .groupBy(*keys)
-        .agg(*merged, F.max("received").alias("received"), *days)
-        .withColumn("is_late", F.lit(is_late))
-    )
-
-
-def judged(messages: DataFrame, reported: DataFrame, rules: Rules) -> DataFrame:
-    """Messages with one boolean per word, the evidence used, and `is_before_receivers`.
-
-    Args:
-        reported: When receivers of each destination reported, as of each first day (`reported`).
-    """
-    known = messages.join(F.broadcast(reported), ["first_day", "destination"], "left")
-    accepted, since, until = (F.col(name) for name in ("accepted_time", "since", "until"))
-    has_receivers = since.isNotNull()
-    # What was accepted before receivers recorded, and not seen by them later, is judged by the namespace's word.
-    by_receivers = has_receivers & ((F.col("received") > 0) | accepted.isNull() | (accepted >= since))
-    patience = F.make_dt_interval(secs=F.lit((rules.patience + rules.clock_skew).total_seconds()))
-    went_on = has_receivers & accepted.isNotNull() & (until >= accepted + patience)
-    is_over = F.lit(rules.drained) | (went_on & (F.col("scheduled") == 0))
-    found = known.withColumns(
-        {
-            "by_receivers": F.coalesce(by_receivers, F.lit(False)),
-            "is_over": F.coalesce(is_over, F.lit(False)),
-            "has_receivers": has_receivers,
-        }
-    )
-    return found.withColumns(words())
+#: What is listed of a message that someone should look at.
+_DETAILS = ("message_key", "message_id", "first_time", "last_time", "sends", "moves", "arrivals")
 
 
 def words() -> dict[str, Column]:
-    """Which words hold for a message: the rule."""
-    sends, acknowledged, accepted = (F.col(name) for name in ("sends", "acknowledged", "accepted"))
-    held, completed, dead, received = (F.col(name) for name in ("held", "completed", "dead", "received"))
-    # Receivers' word if they record, else that of the namespace.
-    arrivals = F.when(F.col("by_receivers"), received).otherwise(accepted)
+    """The rule: which words hold for a message.
+
+    `arrivals` is what receivers say if they record, else what the namespace said to senders and syphon.
+    `twinbus.tables.verdict` has the same rule in plain Python, for tests and proof.
+    """
+    sends, acknowledged, accepted = F.col("sends"), F.col("acknowledged"), F.col("accepted")
+    held, completed, dead, arrivals = F.col("held"), F.col("completed"), F.col("dead"), F.col("arrivals")
     attempted, is_known = (sends > 0) | (held > 0), (acknowledged > 0) | (held > 0)
     # A dead letter that was sent again later is none any more.
     is_dead = (dead > 0) & (accepted == 0)
     is_missing = (arrivals == 0) & is_known & ~is_dead
-    # Completed without a move: the ledger itself says that no one has it any more.
+    # Completed without a move: by the ledger itself, the message is nowhere any more.
     is_over = F.col("is_over") | ((completed > 0) & (accepted == 0))
     return {
         "attempted": attempted,
@@ -148,117 +51,149 @@ def words() -> dict[str, Column]:
     }
 
 
-def usage_of_days(usage: DataFrame) -> DataFrame:
-    """`usage` without its hours: all that `reported` and `spelling` need of it. Small, so that it is read once."""
-    keys = ("day", "client", "entity", "stage", "operation", "outcome")
-    return usage.groupBy(*keys).agg(F.min("first_time").alias("first_time"), F.max("last_time").alias("last_time"))
+def with_words(messages: DataFrame, receiver_times: DataFrame, patience: timedelta, drained: bool) -> DataFrame:
+    """`messages` with one boolean per word, and the evidence that was used.
+
+    Args:
+        patience: A message is lost if its receivers still reported this long after it was accepted.
+        drained: Backlog and destinations are empty: what has not arrived is lost.
+    """
+    accepted, since, until = F.col("accepted_time"), F.col("since"), F.col("until")
+    has_receivers = since.isNotNull()
+    # What was accepted before receivers recorded, and not seen by them later, is decided by the namespace's word.
+    by_receivers = has_receivers & ((F.col("received") > 0) | accepted.isNull() | (accepted >= since))
+    longest_wait = F.make_dt_interval(secs=F.lit(patience.total_seconds()))
+    went_on = has_receivers & accepted.isNotNull() & (until >= accepted + longest_wait)
+    evidence = {
+        "has_receivers": has_receivers,
+        "by_receivers": by_receivers,
+        "before_receivers": has_receivers & ~by_receivers,
+        "arrivals": F.when(by_receivers, F.col("received")).otherwise(F.col("accepted")),
+        "is_over": F.lit(drained) | (went_on & (F.col("scheduled") == 0)),
+    }
+    known = messages.join(F.broadcast(receiver_times), ["day", "destination"], "left")
+    return known.withColumns(evidence).withColumns(words())
 
 
-def reported(usage: DataFrame, first_days: DataFrame, rules: Rules) -> DataFrame:
-    """When receivers of each destination first and last reported, as of the end of each first day's horizon.
+def messages(message_days: DataFrame, horizon: int) -> DataFrame:
+    """One row per message: its facts, and the `day` under which it is published, its first one.
+
+    A message is what `message_days` has of one id at one destination on the days [D, D + horizon), where D is a day
+    without any operation in the horizon before it. `is_beyond`: there are operations on later days, so that the row
+    is wrong, and those of `messages_beyond_horizon` are right.
+    """
+    return _messages(message_days.withColumns({"part": F.lit(None).cast("date"), "is_late": F.lit(False)}), horizon)
+
+
+def messages_beyond_horizon(message_days: DataFrame, counts: DataFrame, horizon: int) -> DataFrame:
+    """As `messages`, of those that `counts` (`verdict_counts`) has as `is_beyond`.
+
+    They have a row for each first day, and one with `is_late` for each day of operations that came too late.
+    """
+    beyond = counts.where("is_beyond").select(*MESSAGE)
+    number = F.unix_date("day")
+    in_order = Window.partitionBy(*MESSAGE).orderBy(number)
+    before = F.max(number).over(in_order.rangeBetween(Window.unboundedPreceding, -1))
+    is_first = before.isNull() | (number - before >= horizon)
+    first_day = F.max("start").over(in_order.rangeBetween(Window.unboundedPreceding, 0))
+    split = (
+        message_days.join(beyond, list(MESSAGE), "left_semi")
+        .withColumn("start", F.when(is_first, F.col("day")))
+        .withColumn("first_day", first_day)
+        .withColumn("is_late", F.datediff("day", "first_day") >= horizon)
+    )
+    return _messages(split.withColumn("part", F.expr("if(is_late, day, first_day)")), horizon)
+
+
+def _messages(rows: DataFrame, horizon: int) -> DataFrame:
+    """Rows of `message_days` by message and part. A topic's message arrived as often as where it arrived most often."""
+    keys = (*MESSAGE, "part", "is_late")
+    by_place = (
+        rows.repartition("message_key")
+        .groupBy(*keys, "subscription")
+        .agg(
+            *merged_facts(),
+            F.sum("arrivals").alias("arrivals"),
+            F.min("day").alias("first"),
+            F.max("day").alias("last"),
+        )
+    )
+    received = (
+        F.when(F.col("receives") == 0, 0)
+        # The same number on several days is one arrival; a redelivery of one of several copies counts again.
+        .when(F.col("lowest_number") == F.col("highest_number"), 1)
+        .otherwise(F.greatest(F.col("arrivals"), F.lit(2)))
+    )
+    days = [F.min("first").alias("first"), F.max("last").alias("last")]
+    whole = by_place.groupBy(*keys).agg(*merged_facts(), F.max(received).alias("received"), *days)
+    is_beyond = F.col("part").isNull() & (F.datediff("last", "first") >= horizon)
+    return whole.withColumns({"day": F.coalesce("part", "first"), "is_beyond": is_beyond})
+
+
+def daily_usage(usage: DataFrame) -> DataFrame:
+    """`usage` without its hours: all that `receiver_times` and `spellings` need of it. Small, so it is read once."""
+    return usage.groupBy("day", "client", "entity", "stage", "operation", "outcome").agg(*time_span())
+
+
+def receiver_times(usage: DataFrame, days: DataFrame, horizon: int) -> DataFrame:
+    """When receivers of each destination first and last reported, as of the end of the horizon of each day.
 
     One clock alone does not make time pass: `until` is at most the time that two clients have reached, if there are
     two. So a receiver whose clock is fast cannot turn messages in flight into lost ones.
 
     Args:
-        first_days: The days to judge, in a column `first_day`.
+        days: The days to publish, in a column `day`.
     """
-    path = F.lower("entity")
-    at = F.instr(path, "/subscriptions/")
-    is_receive = (
-        (F.col("stage") == "primary_receive") & (F.col("operation") == "receive") & (F.col("outcome") == "done")
-    )
-    receives = usage.where(is_receive & ~F.col("entity").contains("/$")).select(
-        "day",
-        F.when(at > 0, path.substr(F.lit(1), at - 1)).otherwise(path).alias("destination"),
-        "first_time",
-        "last_time",
-    )
-    by_day = receives.groupBy("day", "destination").agg(
-        F.min("first_time").alias("since"), F.max("last_time").alias("until")
-    )
-    is_in_horizon = F.col("day") <= F.date_add("first_day", rules.horizon - 1)
-    first_days = F.broadcast(first_days)
-    spans = (
-        by_day.join(first_days, is_in_horizon)
-        .groupBy("first_day", "destination")
-        .agg(F.min("since").alias("since"), F.max("until").alias("until"))
-    )
-    clocks = (
-        usage.groupBy("day", "client")
-        .agg(F.max("last_time").alias("last_time"))
-        .join(first_days, is_in_horizon)
-        .groupBy("first_day", "client")
-        .agg(F.max("last_time").alias("last_time"))
-        .groupBy("first_day")
-        .agg(F.sort_array(F.collect_list("last_time"), asc=False).alias("clocks"))
-    )
-    second = F.when(F.size("clocks") > 1, F.get("clocks", F.lit(1)))
-    return spans.join(F.broadcast(clocks), "first_day").select(
-        "first_day", "destination", "since", F.coalesce(F.least("until", second), "until").alias("until")
+
+    def as_of(frame: DataFrame, key: str) -> DataFrame:
+        by_day = frame.groupBy(F.col("day").alias("earlier"), key).agg(*time_span())
+        is_known = F.col("earlier") < F.date_add("day", horizon)
+        return by_day.join(F.broadcast(days), is_known).groupBy("day", key).agg(*time_span())
+
+    is_receive = "stage = 'primary_receive' and operation = 'receive' and outcome = 'done'"
+    receives = usage.where(is_receive).where(~F.col("entity").contains("/$"))
+    spans = as_of(receives.withColumn("destination", topic_or_queue(F.lower("entity"))), "destination")
+    latest = F.sort_array(F.collect_list("last_time"), asc=False)
+    second = as_of(usage, "client").groupBy("day").agg(F.get(latest, F.lit(1)).alias("second"))
+    until = F.least("last_time", "second")  # `least` leaves out nulls
+    return spans.join(F.broadcast(second), "day").select(
+        "day", "destination", F.col("first_time").alias("since"), until.alias("until")
     )
 
 
-def counted(judged: DataFrame) -> DataFrame:
+def verdict_counts(messages: DataFrame) -> DataFrame:
     """One row per message that someone should look at, and one per day, destination and set of words for the rest.
 
-    Small, so that `verdicts` and `anomalies` are made from it without judging the messages twice.
+    Small, so that `verdicts` and `anomalies` are computed from it without a second pass over the messages.
     """
-    is_anomaly = F.lit(False)
-    for word in ANOMALIES:
-        is_anomaly = is_anomaly | F.col(word)
-    is_listed = is_anomaly | F.col("is_late") | F.col("is_beyond")
-    arrivals = F.when(F.col("by_receivers"), F.col("received")).otherwise(F.col("accepted"))
-    details = {
-        **{name: F.col(name) for name in ("message_id", "message_key", "first_time", "last_time", "sends", "moves")},
-        "arrivals": arrivals,
-    }
-    rows = judged.select(
-        "first_day",
-        "seen_day",
-        "destination",
-        "is_late",
-        "is_beyond",
-        "has_receivers",
-        "by_receivers",
-        *WORDS,
-        *(F.when(is_listed, column).alias(name) for name, column in details.items()),
-    )
+    is_listed = reduce(or_, map(F.col, (*ANOMALIES, "is_late", "is_beyond")))
+    flags = ("is_late", "is_beyond", "has_receivers", "by_receivers", "before_receivers")
+    details = (F.when(is_listed, F.col(name)).alias(name) for name in _DETAILS)
+    rows = messages.select("day", "destination", *flags, *WORDS, *details)
     return rows.groupBy(*rows.columns).agg(F.count(F.lit(1)).alias("messages"))
 
 
-def verdicts(counted: DataFrame, spelling: DataFrame) -> DataFrame:
-    """The table, from `counted`; `spelling` says how clients write each path."""
-    sums = (
-        counted.where(~F.col("is_late"))
-        .groupBy("first_day", "destination")
-        .agg(
-            F.max("has_receivers").alias("has_receivers"),
-            *(F.sum(F.when(F.col(word), F.col("messages")).otherwise(0)).alias(word) for word in WORDS),
-            F.sum(F.when(F.col("has_receivers") & ~F.col("by_receivers"), F.col("messages")).otherwise(0)).alias(
-                "before_receivers"
-            ),
-        )
-    )
-    found = spelt(sums, spelling, "destination").withColumns(
-        {"day": F.col("first_day"), "evidence": evidence(F.col("has_receivers"))}
-    )
-    return as_table(found, VERDICTS)
+def verdicts(counts: DataFrame, spellings: DataFrame) -> DataFrame:
+    """The table, from `verdict_counts`."""
+    names = (*WORDS, "before_receivers")
+    numbers = (F.sum(F.when(F.col(name), F.col("messages")).otherwise(0)).alias(name) for name in names)
+    in_time = counts.where("not is_late").groupBy("day", "destination")
+    sums = in_time.agg(evidence(F.max("has_receivers")).alias("evidence"), *numbers)
+    return as_table(with_spelling(sums, spellings, "destination"), VERDICTS)
 
 
 def evidence(by_receivers: Column) -> Column:
-    return F.when(by_receivers, F.lit(RECEIVERS)).otherwise(F.lit(NAMESPACE))
+    return F.when(by_receivers, RECEIVERS).otherwise(NAMESPACE)
 
 
-def spelling(usage: DataFrame) -> DataFrame:
+def spellings(usage: DataFrame) -> DataFrame:
     """How clients write each path, by its lower-case form: topics and queues, and paths of subscriptions."""
-    at = F.instr(F.lower("entity"), "/subscriptions/")
-    topics = usage.where(at > 0).select(F.col("entity").substr(F.lit(1), at - 1).alias("entity"))
-    paths = usage.select("entity").unionByName(topics)
-    return paths.groupBy(F.lower("entity").alias("path")).agg(F.min("entity").alias("spelt"))
+    topic = F.regexp_replace("entity", "(?i)/subscriptions/.*", "")
+    paths = usage.select(F.explode(F.array("entity", topic)).alias("spelling"))
+    return paths.groupBy(F.lower("spelling").alias("path")).agg(F.min("spelling").alias("spelling"))
 
 
-def spelt(frame: DataFrame, spelling: DataFrame, column: str) -> DataFrame:
-    """The same with a path as clients write it."""
-    known = spelling.withColumnRenamed("path", column)
-    return frame.join(F.broadcast(known), column, "left").withColumn(column, F.coalesce("spelt", column)).drop("spelt")
+def with_spelling(frame: DataFrame, spellings: DataFrame, column: str) -> DataFrame:
+    """The frame, with a path as clients write it."""
+    known = frame.join(F.broadcast(spellings.withColumnRenamed("path", column)), column, "left")
+    return known.withColumn(column, F.coalesce("spelling", column)).drop("spelling")
