@@ -261,8 +261,10 @@ def _calls_out_of_order(record: Record) -> Iterator[str]:
             continue
         for message_id in call.plan.message_ids:
             arrivals = record.history.arrivals.get((call.entity, message_id))
+            if not arrivals:
+                continue
             sent = record.history.sent[Id(call.entity, message_id)]
-            if arrivals and not sent.is_doubtful and not sent.was_deleted:
+            if not sent.is_doubtful and not sent.was_deleted:
                 arrived[call.plan.sender, call.entity, session].append((arrivals[0].moment, message_id))
     for arrivals_in_call_order in arrived.values():
         for (before, first), (after, second) in pairwise(arrivals_in_call_order):

@@ -27,7 +27,7 @@ OPTIONS = SendAvailabilityOptions(
     backlog_queue_count=1,
     failover_interval=0,
     ping_primary_interval=1,
-    attempt_timeout=1,
+    attempt_timeout=2,
     enable_syphon=True,
     primary_name="contoso",
     syphon=SyphonOptions(retry_min=0.1, retry_max=0.2),

@@ -338,8 +338,9 @@ def test_of_runs_that_start_together_one_goes_on(spark: SparkSession, tmp_path: 
                 for _ in range(2):  # the others see this one, and give up
                     assert refused.acquire(timeout=120)
         except ResultsLockedError:
-            refused.release()
             return False
+        finally:
+            refused.release()
         return True
 
     with ThreadPoolExecutor(3) as pool:

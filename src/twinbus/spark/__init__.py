@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DrainProgress", "DrainSettings", "drain", "read_table", "run_pipeline"]
 
+#: Loaded on first use, because the pipeline does not need what a drain imports.
+_LAZY = ("DrainProgress", "DrainSettings")
+
 
 def run_pipeline(
     spark: SparkSession,
@@ -140,9 +143,12 @@ def drain(
         return pool.submit(lambda: asyncio.run(spark_drain.run())).result()
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *_LAZY]
+
+
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: the pipeline does not need what a drain imports.
-    if name not in ("DrainProgress", "DrainSettings"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .draining import drain_loop
 

@@ -81,7 +81,9 @@ class RunLock:
 
     def _others(self) -> list[Row]:
         """The claims of other runs that are alive, by name of the run."""
-        files = self._spark.read.schema("value string, run string").text(escape_glob(self._folder))
+        # A claim that disappears between listing and reading was withdrawn.
+        reader = self._spark.read.schema("value string, run string").option("ignoreMissingFiles", "true")
+        files = reader.text(escape_glob(self._folder))
         beat = F.unix_seconds("_metadata.file_modification_time").alias("beat")
         claims = files.select("run", F.col("value").alias("owner"), beat).collect()
         newest = {claim.run: claim for claim in sorted(claims, key=lambda claim: claim.beat)}
