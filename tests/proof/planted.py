@@ -150,17 +150,6 @@ def send_past_the_backlog_after_fail_back() -> AbstractContextManager[None]:
     return replaced(DivertedSessions, "is_diverted", lambda self, entity, session: False)
 
 
-@bug("order_violations", first_seed=74800)
-def follow_the_look_that_came_last() -> AbstractContextManager[None]:
-    """A session follows the latest peek, even if it found only a copy."""
-
-    def wrong(self: DivertedSessions, entity: str, session: str, queue: int, stored_at: float) -> None:
-        original(self, entity, session, queue, math.inf)  # as if this client had sent it
-
-    original = DivertedSessions.record_found
-    return replaced(DivertedSessions, "record_found", wrong)
-
-
 @bug("order_violations", first_seed=700)
 def take_one_not_found_for_deleted() -> AbstractContextManager[None]:
     """One look that does not find a backlog queue releases its sessions."""
