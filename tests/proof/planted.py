@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from copy import copy
