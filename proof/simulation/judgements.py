@@ -168,7 +168,7 @@ def _is_queue_error(record: Record, call: Call, cause: Cause) -> bool:
 
 
 def _has_queue_for(record: Record, call: Call) -> bool:
-    """Whether a queue accepts messages during a call, and did so long enough before to be in rotation."""
+    """Whether a backlog queue was in the rotation and accepted messages throughout a call."""
     options = record.scenario.options
     since = call.began - options.backlog_cooldown - 2 * options.attempt_timeout
     return any(
